@@ -101,10 +101,10 @@ def load(
             mini model in the package, a demo that speaks English and shows how the program works.
         device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1"; "mps" is untested. With a list, such
             as ["cuda:0", "cuda:1"], each device has an engine in its own process; if one ends, its requests fail.
-        dtype: "auto" (float16 on CUDA, else float32), "float32", "bfloat16", "float16"; of language model and flow.
+        dtype: "auto" (float16 on CUDA, else float32), "float32", "bfloat16", "float16"; for language model and flow.
         variant: load `llm.VARIANT.pt`, `flow.VARIANT.pt` and `hift.VARIANT.pt` where the folder has them.
         voices: folder of stored voices, or the URL of a Redis server (`redis://host`); None: the user's own folder.
-        settings: slots, memory and admission of the engine; None: sizes that fit the device; requests queue for room.
+        settings: slots, memory and admission of the engine. None: the sizes fit the device, and requests wait for room.
         text_processes: number of processes that turn numbers, dates and units into words, so that this work does not
             delay the engine; None: two to four on CUDA, none on other devices.
 
@@ -180,11 +180,11 @@ class Vivavoce:
         return self.engine.costs
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
-        """Prepare for the first request: load the tables of text normalisation, record the stages' kernel launches on
-        a CUDA device, and measure the costs with which admission and deadlines are planned.
+        """Prepare for the first request: load the tables of text normalisation, record the stages' CUDA graphs on a
+        CUDA device, and measure the costs with which admission and deadlines are planned.
 
-        streams: number of concurrent low_latency streams. Only their launches are recorded now, which takes less time;
-        others are recorded when they first occur. None: record the launches of any load. InvalidRequest: below 1.
+        streams: number of concurrent low_latency streams. Only their CUDA graphs are recorded now, which takes less
+        time; other graphs are recorded at their first use. None: record all graphs. InvalidRequest: below 1.
         """
         self.front_end.text.warm_up()
         self.engine.warm_up(seconds, streams)
@@ -272,17 +272,17 @@ class Vivavoce:
 
         Keywords of the manner:
             transcript: the words of the voice's recording; without them only the voice is cloned, not its manner.
-            mode: zero_shot, cross_lingual, instruct or sft; None: instruct if there are `instructions`, else by voice.
+            mode: zero_shot, cross_lingual, instruct or sft; None: instruct with `instructions`, else the voice decides.
             instructions: how to say it, in words.
             speed: 0.5 … 2.0.
             seed: the same seed gives the same audio; `stream` gives other audio, as it computes attention in chunks.
-            sampling: None: as the model's own configuration says.
+            sampling: how to sample speech tokens; None: as the model's own configuration says.
             language: the text's language, one of nine codes ("en", "zh", "de", …); None: detected from the text.
             reading: the rules that read numbers and signs: natural, official or off.
             lexicon: words → pronunciations. This and the next two keywords need natural rules.
             emojis: silent or named.
-            code: code between backticks: read or silent.
-            reasoning: text between <think> and </think> in the output of a language model: silent or read.
+            code: read or silent, for code between backticks.
+            reasoning: silent or read, for text between <think> and </think> in the output of a language model.
             word_times: give the time of each word, in `Speech.words` or the `words` of chunks; the first use of a model
                 searches for the attention heads that follow the text.
             guard: detect speech that deviates from its text (repeats, skips, loops, ends early), and speak that part
@@ -322,7 +322,7 @@ class Vivavoce:
         The iterator reads texts only as the engine has room, so there may be any number. A text that cannot be spoken
         raises its error after the speech of the texts before it. Deleting the iterator cancels the rest.
 
-        errors: "return": a text that cannot be spoken gives its VivavoceError in its place, and the others are spoken.
+        errors: with "return", a text that cannot be spoken gives its VivavoceError in its place; the others are spoken.
         """
         if isinstance(texts, str):
             raise InvalidText("texts: is one text; give a list of texts, or use speak")
@@ -380,7 +380,7 @@ class Vivavoce:
         time of each segment of the text. Closing or deleting the stream cancels it.
 
         `text` may be an iterable of pieces, such as a language model's output: speech starts while they arrive.
-        Bad input raises an error here, before the first chunk; a bad piece of an iterable raises it when it arrives.
+        Bad input raises an error here, before the first chunk; a bad piece of an iterable raises one when it arrives.
         """
         find_voice, chosen = self._read(voice, manner)
         engine = self.engine

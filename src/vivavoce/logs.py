@@ -1,7 +1,7 @@
 """Logs: one event per line, as JSON for machines or as text for terminals; all loggers of the process write here.
 
 An event's name is a constant: the argument of `log_event`, or the text of a message before its first colon. Values are
-fields, by name: `log.error("engine ended: exit %(code)d", {"code": 1})`. Messages of libraries: event `library`.
+fields, by name: `log.error("engine ended: exit %(code)d", {"code": 1})`. Libraries' messages have the event `library`.
 
 Texts, recordings, transcripts and keys are not logged. `log_event` takes plain fields; messages of errors that clients
 cause are left out, because they quote the request; URLs lose their query strings.

@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Successful calls so far. computed: they computed a value; hits: they found the value or waited for it."""
+    """Successful calls so far. computed: calls that computed a value; hits: calls that found it or waited for it."""
 
     computed: int
     hits: int

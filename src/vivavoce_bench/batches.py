@@ -92,7 +92,7 @@ def measure_batches(
 ) -> BatchFigures:
     """Warm up with the first batch, then run and time all batches: first the language model, then token2wav.
 
-    name: of the backend; keep: called with each job's samples, outside the measured time; clock: returns seconds.
+    name: the backend's name; keep: called with each job's samples, outside the measured time; clock: returns seconds.
     `StageFailed`: the language model generated no speech tokens for a text.
     """
     batches = [jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size)]

@@ -24,7 +24,7 @@ Samples = NDArray[np.float32]
 _MS = 1000.0
 _FRAME_S, _HOP_S = 0.025, 0.010
 _DEPTH = 1e-3
-"""Lowest magnitude that is compared, relative to the loudest bin: 60 dB below it. Lower magnitudes are raised to it."""
+"""Lowest magnitude that is compared, relative to the loudest bin (−60 dB). Lower magnitudes are raised to this one."""
 
 
 class Strategy(str, Enum):

@@ -97,7 +97,7 @@ class BenchModel:
     ) -> list[Job]:
         """Make one job per text, with consecutive seeds. `VivavoceError`: a text or a voice cannot be used.
 
-        voice: voice for texts without a recording; None: the model's first voice.
+        voice: the voice for texts without a recording. If it is None, they use the model's first voice.
         """
         given = self.voice(None, "") if voice is None else voice
         heard = [given if one.reference is None else self.voice(one.reference, one.reference_text) for one in texts]
@@ -177,7 +177,7 @@ def measure_runtimes(
 ) -> list[BatchFigures]:
     """Measure every runtime of the language model with every batch size.
 
-    token2wav_size: batch size of token2wav, None: the language model's; folder: where the audio is saved.
+    token2wav_size: batch size of token2wav, or None for the language model's; folder: where the audio is saved.
     """
     found: list[BatchFigures] = []
     with closing(BenchToken2Wav(model.models, settings)) as token2wav:
@@ -243,7 +243,7 @@ _NEEDS = {
 
 
 def check_backends(names: Sequence[str]) -> list[str]:
-    """Remove duplicates; import no package. `InvalidRequest`: unknown name; `MissingDependency`: no package."""
+    """Remove duplicates; import nothing. `InvalidRequest`: unknown name. `MissingDependency`: a package is missing."""
     for name in names:
         if name not in LM_BACKENDS:
             raise InvalidRequest(f"backend: {name!r} is unknown; use one of {', '.join(LM_BACKENDS)}")
@@ -349,7 +349,7 @@ class TensorRTModel:
         return [self._speech(one.outputs[0].token_ids) for one in given]
 
     def _speech(self, ids: Sequence[int]) -> list[int]:
-        """The speech tokens before the first other id of these merged ids, with long silences cut as in our engine."""
+        """The speech tokens before the first merged id of another kind; long silences are cut as in our engine."""
         said = [one - self._vocabulary.text_size for one in takewhile(self._vocabulary.is_speech, ids)]
         return without_long_silence(said, self._vocabulary.own.silent, 0)[0]
 

@@ -78,7 +78,7 @@ class Ending(str, Enum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outcome(PlaybackTrace):
-    """The result of one request. In an open loop its start is the planned time, even if it was sent later.
+    """The result of one request. In an open loop, start_s is the request's planned time, even if it was sent later.
 
     utterance: the request, in the target's own type; problem: the error of a failed request, else ""; retry_after_s:
     the wait that a refusal asks for; file: where the audio was saved, or None.
@@ -221,7 +221,7 @@ class Workload:
 
 
 def read_texts(path: Path) -> list[str]:
-    """Read a UTF-8 file with one text per line; empty lines are skipped. `InvalidRequest`: unreadable or empty."""
+    """Read a UTF-8 file with one text per line; skip empty lines. `InvalidRequest`: the file is unreadable or empty."""
     texts = [line.strip() for line in read_lines(path, "text_file") if line.strip()]
     if not texts:
         raise InvalidRequest(f"text_file: {str(path)!r} holds no text; write one per line")

@@ -35,7 +35,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def percentiles(name: str, values: Sequence[float], percents: Sequence[int] = PERCENTS) -> dict[str, float | None]:
-    """{`NAME_p50`: value, …}, one key per percentile; values are None if there are none."""
+    """{`NAME_p50`: value, …}, one key per percentile; each is None if `values` is empty."""
     return {f"{name}_p{percent}": percentile(values, percent) if values else None for percent in percents}
 
 
@@ -122,7 +122,7 @@ def window_s(streams: Sequence[PlaybackTrace]) -> float:
 
 
 def stream_figures(streams: Sequence[PlaybackTrace], heard: Sequence[PlaybackTrace]) -> dict[str, Any]:
-    """Figures of playback and audio of the streams in `heard`, and the wall time of all streams; None: not measured."""
+    """Playback and audio figures of the streams in `heard`, and the wall time of all streams; None if not measured."""
     audio_s, wall_s = sum(one.audio_s for one in heard), window_s(streams)
     margins = [one.margins_s for one in heard]
     silences = [[-margin for margin in one if margin < 0] for one in margins]
@@ -234,7 +234,7 @@ def check_drawing(field: str = "plot") -> None:
 
 @contextmanager
 def picture(path: Path, size: tuple[float, float], columns: int, *, field: str = "plot") -> Iterator[Sequence[Axes]]:
-    """Give the axes of plots side by side, saved as a PNG file when the block ends; size: width and height in inches.
+    """Yield the axes of plots side by side. When the block ends, save a PNG file. size: width and height in inches.
 
     `MissingDependency`: matplotlib is not installed. `InvalidRequest`: the file cannot be written.
     """

@@ -28,8 +28,8 @@ from vivavoce.models.generations import NETWORKS
 from vivavoce_bench.simulation import Machine
 
 ENTRY_LISTENERS = 500
-"""Number of listeners of 16-bit samples over HTTP that one server's entry process can serve. With so many it was
-measured to take 65 % of a Xeon's core (benchmarks/results/entry)."""
+"""Number of listeners that one server's entry process can serve with 16-bit samples over HTTP. With so many listeners
+this process took 65 % of a Xeon's core (benchmarks/results/entry)."""
 MEASURED_COSTS: Mapping[Generation, Priors] = {
     Generation.V1: {
         Stage.PREFILL: Coefficients(1.8e-2, 9e-4, 0.0, 5.8e-10),
@@ -65,7 +65,7 @@ ALONE_COSTS: Mapping[Generation, Priors] = {
 
 
 class Card(NamedTuple):
-    """Data sheet of a GPU: rate of float16 products with float32 sums, without sparsity; memory's size and rate."""
+    """A GPU's data sheet. tflops: dense float16 products with float32 sums; gb_per_s, gb: rate and size of memory."""
 
     name: str
     tflops: float
@@ -93,14 +93,14 @@ CARDS = (
     Card("T4", 65, 300, 16),
     Card("RTX 3060", 25.5, 360, 12),
 )
-"""From NVIDIA's data sheets, but for H200, which was measured. H800 and A800 are H100 and A100 with slower links."""
+"""From NVIDIA's data sheets. H800 and A800 are H100 and A100 with slower links. Costs were measured on the H200."""
 WITH_SHORT_CHUNKS = [card for card in CARDS if card.name in ("H200", "H100 SXM", "H800 SXM")]
 """Cards for which the flow has the kernel of short chunks."""
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """weights: bytes of each network; memory_bytes: the whole memory budget; state_s: seconds of flow state."""
+    """weights: bytes per network; memory_bytes: the whole budget; state_s: seconds of speech whose flow state fits."""
 
     models: Models
     memory_bytes: int
@@ -116,7 +116,7 @@ class EnginePlan:
         """Number of concurrent streams that admission allows; 0 if even a single stream has gaps.
 
         Each stream has ten seconds and its own voice. Memory limits only the streams that are being computed, because a
-        fast card computes a stream in less time than it plays.
+        fast card computes a stream in less time than the stream plays.
         """
         limits, config = AdmissionLimits(), self.models.config
         policy = policy_for(config.generation, None)

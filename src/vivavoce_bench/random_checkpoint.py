@@ -227,7 +227,7 @@ def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[s
     if network.part == "llm":
         if _TEXT_HEAD in network.names.unused:  # the official file has a copy of the text embedding as a head
             state[_TEXT_HEAD] = state["llm.model.model.embed_tokens.weight"]
-        # Of the control tokens, only the end token can be sampled and end an utterance.
+        # Only the end token can be sampled and end an utterance; other control tokens cannot.
         weight, bias, end = state["llm_decoder.weight"], state.get("llm_decoder.bias"), config.lm.vocabulary.eos
         stops, rare = slice(config.lm.vocabulary.num_speech_tokens, None), _END_GAIN * weight[end]
         weight[stops] = 0
@@ -296,7 +296,7 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
 
 
 def byte_symbols() -> list[str]:
-    """The characters that stand for the 256 bytes: first printable bytes, as themselves, then substitutes."""
+    """The characters that stand for the 256 bytes: first the printable bytes' own, then substitutes for the others."""
     return sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda symbol: (ord(symbol) > 0xFF, ord(symbol)))
 
 
@@ -349,7 +349,7 @@ def speaker_encoder(seed: int) -> bytes:
 
 
 def speech_tokenizer(generation: Generation, seed: int) -> bytes:
-    """An ONNX file: feats [1, 128, frames], feats_length [1] → indices [1, ceil(feats_length / 4)]; CosyVoice 1: / 2.
+    """An ONNX file: feats [1, 128, frames], feats_length [1] → indices [1, ceil(feats_length / 4)]; / 2 in CosyVoice 1.
 
     Finite scalar quantisation (arXiv:2309.15505): the frames of a token are projected to 8 values (CosyVoice 1: 7).
     Each value is rounded to -1, 0 or 1, and the token is the number with these base-3 digits.

@@ -21,7 +21,7 @@ _FAINT = 0.35
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Figures by the keys of docs/measuring.md; None: not measured.
+    """Figures by the keys of docs/measuring.md; a figure that was not measured is None.
 
     Latencies, playback and audio count successful requests only. The wall time counts all requests.
     """
@@ -55,7 +55,7 @@ class Report:
     """Quality of the audio, if it was measured: flat keys."""
 
     def to_json(self) -> dict[str, Any]:
-        """All keys with JSON values; None: not measured."""
+        """All keys with JSON values; a value that was not measured is None."""
         return rounded({"schema": SCHEMA, **self.settings, **figures(self.outcomes), **self.resources, **self.quality})
 
     def save(self, path: Path) -> None:

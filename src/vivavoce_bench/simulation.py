@@ -58,7 +58,7 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """models: networks without weights; costs: of batches that run alone; exclusive: True if stages never overlap."""
+    """models: networks without weights; costs: for batches that run alone; exclusive: True if stages never overlap."""
 
     models: Models
     memory: MemoryPlan
@@ -134,7 +134,7 @@ class _LM:
     def __init__(self, queue: SimulatedQueue, machine: Machine) -> None:
         self.slots, self._queue, self._costs = machine.memory.slots, queue, machine.costs
         self._free, self._open = list(range(self.slots)), dict[int, list[int]]()
-        """Slot → [number of ids that are not launched yet, number of positions in the cache]."""
+        """`_open` maps a slot to [number of ids that are not launched yet, number of positions in the cache]."""
         self._launches: deque[tuple[QueueEvent, int, list[tuple[int, list[int], int]]]] = deque()
 
     free_slots = property(lambda self: len(self._free))

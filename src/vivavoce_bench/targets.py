@@ -62,7 +62,7 @@ class Recorded:
 
     @cached_property
     def _decoded(self) -> tuple[NDArray[np.int16], int]:
-        """Decoded once: each request is timed from its planned arrival, so the client must not keep it waiting."""
+        """Decoded only once, because the client must not delay requests, which are timed from their planned arrival."""
         try:
             samples, rate = soundfile.read(BytesIO(self.content), dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
@@ -77,8 +77,8 @@ QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per"
 class EngineTarget:
     """A loaded model as the `Target` of a load test.
 
-    voices: by the names in utterances; a recording is altered and its voice extracted within each request. policy: None
-    requests whole utterances; keep: whether to keep the samples.
+    voices: maps the names in utterances to voices; a recording is altered and its voice extracted within each request.
+    policy: None requests whole utterances; keep: whether to keep the samples.
     """
 
     tts: Vivavoce
@@ -118,7 +118,7 @@ def instruments_for(tts: Vivavoce, utterances: Sequence[Utterance], jobs: int) -
 def quality(
     ok: Sequence[Outcome], voices: Mapping[str, Voice], instruments: Instruments, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure word errors and speaker similarity of successful requests with samples; None: not measured."""
+    """Measure word errors and speaker similarity of successful requests with samples; None if not measured."""
     if not ok:
         return dict.fromkeys(QUALITY_KEYS)
     clips = (

@@ -57,7 +57,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter of a book; title: empty if the book names none."""
+    """A chapter of a book. `title` is empty if the book gives the chapter no title."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -85,7 +85,7 @@ class Book:
 
 @dataclass(frozen=True)
 class BookOptions:
-    """Parts of a book beside its main text; each is skipped or spoken."""
+    """Parts of a book other than its main text; each is skipped or spoken."""
 
     footnotes: Choice = "skip"
     tables: Choice = "skip"

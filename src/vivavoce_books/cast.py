@@ -18,7 +18,7 @@ _TAG = rf"\[voice:\s*(?P<tag>{_NAME})\]|(?P<end>\[/voice\])"
 
 @dataclass(frozen=True)
 class Part:
-    """The voice of one name of the cast, as `--voice` takes it; transcript: its words, if the voice is a recording."""
+    """The voice of one name of the cast, as `--voice` takes it. transcript: the words, if the voice is a recording."""
 
     voice: str | None = None
     transcript: str = ""
@@ -89,10 +89,10 @@ def _entry(text: str, place: str) -> tuple[str, Part]:
 
 
 def stretches(text: str, cast: Cast, role: str) -> tuple[list[Span], list[Span], str]:
-    """Split a block by role: spans that are spoken, spans of labels and tags, and the role of the text that follows.
+    """Split a block by role; returns spans to speak, spans of labels and tags, and the role of the text that follows.
 
     A line that begins with a name of the cast and a colon is spoken by that name up to the line's end. A tag applies up
-    to the next tag. role: role of the text before. InvalidRequest: a tag names a person who is not in the cast.
+    to the next tag. role: role of the text before. Raises InvalidRequest if a tag names a person not in the cast.
     """
     names = "|".join(regex.escape(name) for name in sorted(cast, key=len, reverse=True))
     sign = regex.compile(rf"{_TAG}|^[ \t]*(?P<label>{names})[ \t]*[:：]\s*|(?P<line>\n)", regex.M | regex.I)

@@ -121,7 +121,7 @@ def _without_front_matter(sections: list[_Section]) -> list[_Section]:
 
 
 def _end_of_contents(sections: list[_Section], at: int) -> int:
-    """Index of the section behind a table of contents, whose lines look like headings of chapters without text."""
+    """Index of the section after a table of contents; the table's lines look like headings of chapters without text."""
     first = at + 1
     stop = next((i for i in range(first, len(sections)) if sections[i].has(BlockKind.PARAGRAPH)), len(sections))
     titles = [section.title.casefold() for section in sections]

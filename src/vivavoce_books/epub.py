@@ -79,7 +79,7 @@ class _Archive:
             raise InvalidRequest(f"book: {name!r} in {self.label} is broken XML ({error}); {_REPAIR}") from None
 
     def within(self, folder: str, href: str) -> str:
-        """The name in the archive of a link `href` from a file in `folder`. InvalidRequest: it leads outside."""
+        """Resolve a link in a file of `folder` to a name in the archive. Raises InvalidRequest if it leads outside."""
         name = posixpath.normpath(posixpath.join(folder, unquote(href)))
         if name.startswith(("../", "/")) or name == "..":
             raise InvalidRequest(f"book: {self.label} names a file outside itself ({href[:80]!r}); {_REPAIR}")

@@ -59,7 +59,7 @@ _NOTE_SIGN = re.compile(r"[\[(［]?\s*(?:\d{1,4}|[*†‡§¶]{1,4}|[ivxlc]{1,6}
 
 @dataclass
 class Links:
-    """Footnotes found so far: a link to an anchor that was not seen yet leads to a note, other links lead back."""
+    """Footnotes found so far. A footnote link leads to a note if its anchor was not seen yet, else back to the text."""
 
     seen: set[str] = field(default_factory=set)
     notes: set[str] = field(default_factory=set)
@@ -134,7 +134,7 @@ def _is_text(node: object) -> bool:
 
 
 class Page:
-    """Items of one document, in order. base: its path within the book, for links; reason: why all of it is silent."""
+    """Items of one document, in order. base: its path in the book, for links; reason: why the document is silent."""
 
     def __init__(
         self,

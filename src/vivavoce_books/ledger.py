@@ -46,13 +46,13 @@ class Spoken:
 
 
 class Ledger:
-    """A ledger, made by `open_ledger`. All methods raise InvalidRequest; the file still holds only whole segments."""
+    """A ledger, made by `open_ledger`. If SQLite fails, methods raise InvalidRequest; the file keeps whole segments."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path, self._connection = path, connection
 
     def agree(self, settings: Mapping[str, str], *, shown: bool = True) -> None:
-        """Store the settings. InvalidRequest names the first setting that differs from the one of the stored segments.
+        """Store the settings. Raises InvalidRequest with the first one that differs from that of the stored segments.
 
         shown: whether the message shows the two values; a person cannot compare fingerprints.
         """

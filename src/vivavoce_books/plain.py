@@ -45,7 +45,7 @@ def _gutenberg_parts(text: str) -> tuple[str, str, str]:
 
 
 def _items(text: str) -> Iterator[Item]:
-    """Items of the groups of lines between blank lines; a page number does not split a paragraph."""
+    """Make items from groups of lines, which blank lines separate; a page number does not split a paragraph."""
     words = cache(partial(vocabulary, text))
     width = _width(text)
     referred = set(re.findall(r"\S[ \t]*\[(\d{1,3}|[*†‡§])\]", text))

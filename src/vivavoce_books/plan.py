@@ -68,7 +68,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Plan:
-    """A book divided into segments. texts: of the chapters; left_out: the spans of each text that are not spoken."""
+    """A book divided into segments. texts: one per chapter; left_out: the spans of each text that are not spoken."""
 
     book: Book
     pauses: Pauses

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_AT_ONCE, AT_ONCE_ON_CPU = 64, 4
 """Maximum segments spoken at once: 64 fill the batches of a GPU, a CPU gains little above 4; each needs memory."""
 SILENT = round(32768 * 10 ** (-50 / 20))
-"""Amplitude of int16 samples, -50 dBFS, up to which the ends of sentences are silence."""
+"""Amplitude of int16 samples, -50 dBFS: at the ends of sentences, samples up to this amplitude are silence."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def speak_missing(
 
 
 def give_back_memory() -> None:
-    """Return what the C library keeps of freed memory to the system; segments of many lengths leave gaps in it."""
+    """Return to the system the freed memory that the C library keeps; segments of many lengths leave gaps in it."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):  # glibc has it
         trim(0)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from vivavoce.errors import InvalidRequest
 
 LINE_END = "\u2028"
-"""Stands for a line end that has to stay, as in a verse, until `tidy` makes a newline of it."""
+"""Stands for a line end that has to stay, as in a verse; `tidy` turns it into a newline."""
 _CJK = "[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]"
 _INVISIBLE = str.maketrans(dict.fromkeys("\u00ad\u200b\u2060\ufeff"))
 _NOTE_MARK = re.compile(r"[ \t\xa0]{0,9}[\[［〔]\s?(?:\d{1,3}|[*†‡§]{1,3}|\^[^\]\s]{1,40})?\s?[\]］〕]")
@@ -80,7 +80,7 @@ def vocabulary(text: str) -> frozenset[str]:
 
 
 def tidy(text: str, words: Callable[[], Collection[str]]) -> tuple[str, list[str]]:
-    """Join the lines of a text and take out its note marks; returns both. words: the vocabulary of the whole text."""
+    """Join the lines of a text and take out its note marks; returns text and marks. words: vocabulary of all text."""
     marks = [mark.strip() for mark in _NOTE_MARK.findall(text)]
     text = _NOTE_MARK.sub("", NOTE_START.sub("", text.lstrip(), count=1)).translate(_INVISIBLE)
     text = _BROKEN_WORD.sub(lambda found: _whole_word(found[1], found[2], words()), text)

@@ -54,7 +54,7 @@ _OPUS_RATE = 48_000
 
 @dataclass(frozen=True)
 class Heard:
-    """A piece of a segment in an audio file, from sample `at` on, and the samples of the pause after it."""
+    """A piece of a segment in an audio file. at: its first sample; pause: samples of silence after the piece."""
 
     segment: Segment
     piece: Piece
@@ -99,7 +99,7 @@ def timeline(plan: Plan, ledger: Ledger, chapters: Iterable[int], rate: int) -> 
 
 
 def heard_of(segment: Segment, plan: Plan, ledger: Ledger, at: int, rate: int) -> list[Heard]:
-    """The pieces of one segment, from sample `at` on."""
+    """The pieces of one segment, which begins at sample `at`."""
     heard, pieces = list[Heard](), ledger.pieces(segment.index)
     for piece in pieces:
         inside_s = plan.pauses.sentence_s if piece.closes else 0.0
@@ -177,7 +177,7 @@ def write_audio(
 ) -> None:  # fmt: skip
     """Write a complete file, or none. marks: title, first sample and end of each chapter.
 
-    InvalidRequest: the place cannot be written, or is full.
+    Raises InvalidRequest if the place cannot be written, or is full.
     """
     import av
 
@@ -213,7 +213,7 @@ def write_audio(
 
 
 def _block(picture: Picture) -> str:
-    """Encode a picture for a comment of Ogg, as RFC 9639 has it in FLAC; type 3 is the front cover."""
+    """Encode a picture for a comment of Ogg, in the form that RFC 9639 defines for FLAC; type 3 is the front cover."""
     name = picture.media_type.encode()
     head = struct.pack(f">II{len(name)}sI", 3, len(name), name, 0)
     sizes = struct.pack(">IIIII", picture.width, picture.height, 24, 0, len(picture.content))

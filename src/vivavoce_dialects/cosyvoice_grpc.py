@@ -14,7 +14,7 @@ PROMPT_RATE = 16_000
 """Samples per second of `prompt_audio`, which has no header."""
 WARNING = "x-warning"
 ADMISSION = "x-admission-seconds"
-"""Metadata key: seconds from the request to its admission, for the text, the voice and the wait for a slot."""
+"""Metadata key: seconds until the request was admitted, spent on the text, the voice and the wait for a slot."""
 
 
 async def infer(call: Call) -> Metadata:

@@ -29,7 +29,7 @@ from vivavoce.server.utterance import Reply
 from vivavoce_textnorm import MAX_TEXT_CHARS, Lexicon, excerpt, phonemes
 
 DEFAULT_FORMAT, DEFAULT_RATE = "mp3", 22_050
-"""Format and rate for a client that names neither; its package sends `Default` and a rate of 0."""
+"""Format and rate for a client that names neither; DashScope's own package then sends `Default` and a rate of 0."""
 MAX_WORDS = 500
 """Maximum number of words in the `hot_fix` of a task."""
 _USUAL_VOLUME = 50

@@ -234,7 +234,7 @@ def _model(about: ModelInfo) -> dict[str, Any]:
 
 
 def first_message(fields: Mapping[str, Any], query: Mapping[str, str]) -> MessageForm | None:
-    """The form for a client of ElevenLabs on the server's own WebSocket: its first message has a text, but no type."""
+    """The form for ElevenLabs' clients on our own WebSocket, if the first message has a text but no type; else None."""
     return ElevenLabsForm(query.get("voice_id"), query) if "text" in fields and "type" not in fields else None
 
 
@@ -288,8 +288,8 @@ class Alignment:
         self.text, self.last = self.text + readable(text), text[-1]
 
     def take(self, marks: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[float]]:
-        """The characters of words, or of a complete segment, with white space around them, and [characters + 1] times
-        in seconds; marks: events of a `SegmentClock`, of words or the end of a segment.
+        """Take the characters of words, or of a complete segment, with white space around them, and [characters + 1]
+        times in seconds; marks: events of a `SegmentClock`, about words or the end of a segment.
         """
         knots, end, end_s = [(self._timed, self.until)], self._timed, None
         for mark in marks:
@@ -367,8 +367,8 @@ class ObjectBody(AlignedBody):
 class ElevenLabsForm(MessageForm):
     """The messages of ElevenLabs' WebSockets; docs/integrations.md lists those without an effect here.
 
-    voice: None for the model's first; query: the URL's parameters; several: `multi-stream-input`, in which each text
-    has a context; otherwise `stream-input`, with one text to a connection.
+    voice: None for the model's first voice; query: the URL's parameters; several: True for `multi-stream-input`, in
+    which each text has a context; False for `stream-input`, with one text per connection.
     """
 
     is_own = False

@@ -155,7 +155,7 @@ class _Connection:
         return str(head.get("type")), data
 
     async def _handle(self, kind: str, data: dict[str, Any]) -> None:
-        """Act on an event; other types are ignored, as the protocol requires."""
+        """Act on an event. Events of unknown types are ignored, as the protocol requires."""
         if kind == "describe":
             await self._send("info", await self._info())
         elif kind == "ping":

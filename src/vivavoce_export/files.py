@@ -126,7 +126,7 @@ def cast(tensor: Tensor, dtype: torch.dtype, name: str, way_out: str = "choose b
 
 
 def _layout(specs: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
-    """(file header, each tensor's first byte in the file, size of the file in bytes)."""
+    """Return the file's header, the offset of each tensor's first byte in the file, and the file's size in bytes."""
     # Transformers refuses a file whose metadata does not say which framework saved it.
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start: dict[str, int] = {}

@@ -73,7 +73,7 @@ class Source:
     """A merged model that can be read.
 
     reader: reads its tensors by Hugging Face's names; the head has its own name even if tied. dtype: of the stored
-    weights. files: from which the model is read. bias: [vocab] float32, added to the head's outputs. vocabulary: None
+    weights. files: the files that are read. bias: [vocab] float32, added to the head's outputs. vocabulary: None
     for a model whose ids may not be CosyVoice's.
     """
 
@@ -276,9 +276,9 @@ def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
 
 
 def read_bias(folder: Path, rows: int | None = None, stored: Tensor | None = None) -> Tensor | None:
-    """The head's bias, [rows] of a float dtype: from `embedding_bias.npy`, or without it `stored`, from the weights.
+    """The head's bias, [rows] of a float dtype, from `embedding_bias.npy`, or if this file is missing, `stored`.
 
-    The file takes precedence: it is float32, and runtimes add it to the logits.
+    stored: the bias among the weights. The file takes precedence: it is float32, and runtimes add it to the logits.
     """
     path = folder / EMBEDDING_BIAS
     bias = stored

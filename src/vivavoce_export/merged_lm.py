@@ -135,7 +135,7 @@ def merged_rows(vocabulary: MergedVocabulary) -> tuple[tuple[str, int, int, str]
 def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iterator[tuple[str, int, Tensor]]:
     """Yield a merged model's tensors under official names, as (name, first row, rows). Tables are yielded in blocks.
 
-    Rows of the text embedding after the tokenizer's ids are skipped, and so are biases that one model lacks.
+    Rows of the text embedding after the tokenizer's ids are skipped, and so are biases that only one model has.
     """
     width = reader.shapes[EMBEDDING][1]
     for name, first, end, official in merged_rows(vocabulary):
@@ -157,7 +157,7 @@ def no_bias(vocabulary: MergedVocabulary, rows: int) -> Tensor:
 class MergedLM:
     """Reads a CosyVoice2 or 3 language model as the tensors of its merged model.
 
-    official: the tensors of llm.pt by its names. Merged tensors have the file's dtype; the head's bias is float32.
+    official: llm.pt's tensors, under official names. Merged tensors have the file's dtype; the head's bias is float32.
     """
 
     config: LMConfig
@@ -195,7 +195,7 @@ def open_merged_lm(folder: Path, text_size: int, variant: str | None = None) -> 
     """Open the language model of an official CosyVoice2 or 3 folder; text_size: entries of its text tokenizer.
 
     CheckpointError: files are missing, corrupt or do not fit the configuration or the tokenizer. UnsupportedModel:
-    another generation.
+    the model is of another generation.
     """
     whole = read_config(folder, ())
     vocabulary = MergedVocabulary(text_size, whole.lm.vocabulary.num_speech_tokens, whole.generation)

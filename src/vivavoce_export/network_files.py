@@ -115,7 +115,7 @@ def _estimator(models: Models) -> Part:
 
 
 class EncoderCore(nn.Module):
-    """CosyVoice2's token encoder up to its last norm. The official flow itself projects its output to mu."""
+    """CosyVoice2's token encoder up to its last norm. The official flow projects this encoder's output to mu itself."""
 
     def __init__(self, network: TokenEncoder) -> None:
         super().__init__()
@@ -123,9 +123,9 @@ class EncoderCore(nn.Module):
         self.network._modules = {**network._modules, "mu_projection": nn.Identity()}
 
     def forward(self, xs: Tensor, heard: Tensor, attention_ends: Tensor, lookahead_ends: Tensor) -> Tensor:
-        """xs: [rows, tokens + lookahead, size] embedded tokens; heard: [rows] int64, their number; attention_ends:
-        [rows, tokens] int32, end of the tokens that each attends to; lookahead_ends: [rows, tokens] int64, see
-        `TokenEncoder.encode` → [rows, frames, size]"""
+        """xs: [rows, tokens + lookahead, size] embedded tokens; heard: [rows] int64, a row's number of these;
+        attention_ends: [rows, tokens] int32, end of the tokens that each token attends to; lookahead_ends: [rows,
+        tokens] int64, see `TokenEncoder.encode` → [rows, frames, size]"""
         widened = (attention_ends * self.up).repeat_interleave(self.up, dim=1)
         of_tokens, of_frames = (
             torch.arange(ends.shape[1], device=xs.device, dtype=torch.int32) < ends[..., None]
@@ -251,8 +251,8 @@ Run = Callable[..., Any]
 def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
     """Write a part's file into the model's folder. If the file contains code, record its hash.
 
-    kind: onnx, jit, aoti, or tensorrt, built from the ONNX file there. Returns the path and the largest error against
-    PyTorch. CheckpointError: the error is too large. StageFailed: torch cannot export the part. Neither leaves a file.
+    kind: onnx, jit, aoti, or tensorrt, which is built from the ONNX file. Returns the path and largest error against
+    PyTorch. CheckpointError: the error is too large. StageFailed: torch cannot export the part. Failures leave no file.
     """
     if kind == "tensorrt":
         return _export_engine(part, folder)

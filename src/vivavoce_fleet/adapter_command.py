@@ -30,7 +30,7 @@ class AskedServer:
     model: str = flag("One of the server's models.  [default: its default model]", "NAME", "-m", default="")
 
     def ask(self, method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
-        """Send a request, return the answer. InvalidRequest: no answer, or the server's own refusal."""
+        """Send a request, return the answer. InvalidRequest: the server does not answer, or refuses the request."""
         import httpx
 
         if not self.server.startswith(("http://", "https://")):

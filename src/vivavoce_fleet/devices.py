@@ -9,7 +9,7 @@ from vivavoce.errors import InvalidRequest
 
 
 def devices_of(gpus: str | None, engines: int, device: str) -> list[str]:
-    """The device of each engine: one on each of `gpus` ("all", or numbers such as "0,1"), or `engines` on one device.
+    """The device of each engine: one on each of `gpus` ("all", or such as "0,1"); without it, `engines` on `device`.
 
     InvalidRequest: CUDA's driver does not know a GPU, a GPU is named twice, or both options are given.
     """

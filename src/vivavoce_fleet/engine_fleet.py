@@ -45,7 +45,7 @@ def open_engines(
 def make_engines(settings: EngineProcessSettings, of: str = "") -> dict[str, EngineClient]:
     """The engines by name, in the order of their start; see `open_engines`.
 
-    of: the model's name, if the server has several; the names of its engines begin with it.
+    of: the model's name, if the server has several models; the names of its engines begin with it.
     Engines that share a device keep `model.engines`, so that each uses its share of the threads.
     """
     model = settings.model
@@ -61,9 +61,9 @@ def make_engines(settings: EngineProcessSettings, of: str = "") -> dict[str, Eng
 
 
 class FleetStream:
-    """A `SpeechStream` that moves to another engine if its own ends before the first audio.
+    """A `SpeechStream` that moves to another engine if its engine ends before the first audio.
 
-    Until then, pushed text is kept, and events of segments are held back, because another engine sends its own.
+    Until the first audio, pushed text is kept, and events of segments are held back: another engine sends its own.
     """
 
     def __init__(self, submit: Submit, request: SpeechRequest, sample_rate: int) -> None:
@@ -73,11 +73,11 @@ class FleetStream:
         self._used = set[Any]()
         """The engine that speaks, and those that ended before."""
         self._pieces: list[str | None] | None = []
-        """The pushed pieces of text, None for its end. No list: audio has come, so the request stays at its engine."""
+        """The pushed pieces of text; None is its end. After the first audio no list is kept: the request stays."""
         self.verdict: Verdict | None = None
 
     async def begin(self, *refusals: VivavoceError) -> None:
-        """Send the request to an engine that has not had it; errors as `SpeechBackend.speak`, or of `refusals`."""
+        """Send the request to an engine that has not had it; errors as `SpeechBackend.speak`, or one of `refusals`."""
         self._stream = await self._submit(self._request, self._used, refusals)
         for piece in self._pieces or ():  # nothing here waits, so that no other piece comes in between
             await (self._stream.end() if piece is None else self._stream.push(piece))
@@ -239,7 +239,7 @@ class EngineFleet:
         return list(self.engines.values())
 
     async def statistics(self) -> BackendStatistics | None:
-        """The statistics of a single engine; None: there are several, and each has its own."""
+        """The statistics of a single engine, or None if there are several engines, because each has its own."""
         return await self._first.statistics() if len(self.engines) == 1 else None
 
     async def close(self) -> None:
@@ -292,5 +292,5 @@ class EngineFleet:
 
 
 def _is_full(refusal: VivavoceError) -> bool:
-    """Whether to try another engine. Not after `EngineStopped`: the engine may have made the change before it ended."""
+    """Whether to try another engine. `EngineStopped` forbids it: the engine may have made the change before its end."""
     return isinstance(refusal, Overloaded)

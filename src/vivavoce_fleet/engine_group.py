@@ -61,7 +61,7 @@ _GONE = "engine: its process has ended, and its requests are lost; ask again, an
 
 
 class RemoteEngine:
-    """An engine in another process, for any thread. If the process ends, its requests end with EngineStopped."""
+    """An engine in another process; any thread may use it. If the process ends, its requests end with EngineStopped."""
 
     def __init__(self, open_engine: Callable[[], Engine], name: str, variables: Mapping[str, str]) -> None:
         """open_engine: is pickled and called in the process; variables: added to the environment of the process."""
@@ -141,7 +141,7 @@ class RemoteEngine:
         self._send_bytes(written.getvalue())
 
     def _send_bytes(self, message: bytes) -> None:
-        """Send without waiting for a sender in this thread: garbage collection during a send may send, too."""
+        """Send or queue a message, never wait for the lock: garbage collection may send while this thread sends."""
         if os.getpid() != self._home:  # in a forked process the connection belongs to the parent
             return
         self._unsent.append(message)
@@ -300,7 +300,7 @@ class EngineGroup:
 def open_group(devices: Sequence[torch.device], dtype: torch.dtype, open_one: Callable[..., Engine]) -> EngineGroup:
     """A group with an engine for each device; a device that is listed twice gets two engines.
 
-    open_one: opens the engine of a device, with the number of `engines` on it; it is pickled.
+    open_one: a function that opens a device's engine, given the number of `engines` on the device; it is pickled.
     """
     engines = {}
     for index, device in enumerate(devices):

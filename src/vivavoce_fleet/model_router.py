@@ -49,10 +49,10 @@ FAILED_S = 30.0
 class ServedModel:
     """One model of a server.
 
-    info: from its folder, or from its engines once they are loaded. open: returns its engines, not started yet, with
-    the given adapters besides those of the settings. engines: None while it is not in memory or is being loaded.
+    info: read from the model's folder, or told by its engines once they are loaded. open: returns engines, not started
+    yet, with the given adapters besides those of the settings. engines: None if the model is not loaded completely.
     used_at: time of the last request or speech. failed_until: after a failed load, the time of the next try. adapters:
-    adapters that were added before it was unloaded. changing: its engines are being replaced; it is not unloaded.
+    those that were added before the model was unloaded. changing: its engines are being replaced, so it is kept.
     """
 
     info: ModelInfo
@@ -172,7 +172,7 @@ class ModelRouter:
     async def replace(
         self, now: Sequence[EngineProcessSettings], wanted: Sequence[EngineProcessSettings], drain_s: float, gap: bool
     ) -> None:
-        """Replace the engines of the models in memory, one model after the other; others get the settings later.
+        """Replace the engines of the models in memory, one by one; other models get the settings when loaded.
 
         now, wanted: the settings of each model, in the models' order; drain_s, gap and errors as in `Replacement`.
         """
@@ -214,7 +214,7 @@ class ModelRouter:
         return found.engines
 
     def _load(self, model: ServedModel) -> asyncio.Task[None]:
-        """Begin to load a model, unless it is being loaded. EngineStopped: the last load failed, or no room."""
+        """Begin to load a model, unless it is being loaded. EngineStopped: the last load failed, or no room is left."""
         if model.loading is None:
             self._check_failure(model)
             self._make_room(model)
@@ -311,10 +311,10 @@ def _opened(model: ServedModel) -> EngineFleet:
 def open_models(
     settings: EngineProcessSettings, further: Mapping[str, tuple[ModelSection, bool]], limits: Limits
 ) -> EngineFleet | ModelRouter:
-    """The backend of the settings' model and of further ones. further: by name, a section and whether it is on demand.
+    """The backend of the settings' model and further models. further: name → section, and whether it loads on demand.
 
-    Nothing is started yet. Errors as `model_folder`, `read_info` and `open_engines`, and InvalidRequest: two models
-    have one name.
+    Nothing is started yet. Raises the errors of `model_folder`, `read_info` and `open_engines`, and InvalidRequest if
+    two models have the same name.
     """
     if not further:
         return open_engines(settings)

@@ -1,7 +1,7 @@
 """A store of voices in Redis, which several servers share.
 
 Every namespace (the public voices, and those of each owner) is one hash, which holds three fields for each voice:
-`head:ID`, `about:ID` and `data:ID`, where ID is the name without its case. Index and values are in the same hash, so
+`head:ID`, `about:ID` and `data:ID`, where ID is the name without its case. Because all these fields are in one hash,
 they can only be deleted, evicted or restored together.
 """
 
@@ -81,7 +81,7 @@ head is stored already, the same save was sent twice, because its first answer w
 
 
 class RedisStore(VoiceStore):
-    """A `VoiceStore` in Redis. It connects with the first command; values are the bytes of `voice.py`.
+    """A `VoiceStore` in Redis. It connects with the first command, and stores the bytes that `voice.py` makes.
 
     While redis is away, every method raises `VoiceStoreAway`. One request in `REST_S` seconds tries to reach it, the
     others do not wait. A redis that refuses a command counts as away for that command.
@@ -201,7 +201,7 @@ class RedisStore(VoiceStore):
         return answer
 
     def _set_away(self, reason: str | None) -> str:
-        """Record why the server does not answer, or that it does (None); log a change; return since when and why."""
+        """Record why the server is away (None if it answers); log a change; return since when and why it is away."""
         with self._lock:
             before, away = self._away, None
             if reason is not None:
@@ -215,7 +215,7 @@ class RedisStore(VoiceStore):
         return away or ""
 
     def _find_risk(self, redis: Redis, key: str) -> str | None:
-        """The reason why redis refuses voices or may lose stored ones; None: no reason, or it hides its settings."""
+        """Why redis refuses voices or may lose stored ones; None if there is no reason, or redis hides its settings."""
         redis.hmget(key, "head:")
         redis.hdel(key, "head:")  # a write without effect: names are never empty
         try:

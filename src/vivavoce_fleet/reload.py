@@ -82,7 +82,7 @@ def _of_models(settings: ServerSettings, lexicons: Lexicons | None) -> list[Engi
 
 
 class Reloader:
-    """Reads the settings again at each signal. One reload runs at a time; signals meanwhile cause one more."""
+    """Reads the settings again at each signal. One reload runs at a time; signals during a reload cause one more."""
 
     def __init__(
         self, read: Callable[[], ServerSettings], state: AppState, listeners: Collection[Listener] = ()

@@ -26,9 +26,9 @@ _REPLACED = "engine: another one has taken its place, and the speech was not fin
 class Replacement:
     """How the engines of one server are replaced.
 
-    engines: the server's engines by name; the dictionary is changed. drain_s: seconds that requests of an old engine
-    have to end; then another engine speaks the requests without audio so far. gap: if there is one engine and no room
-    for two, it ends before the new one starts, and requests are refused meanwhile. of: as in `make_engines`.
+    engines: the server's engines by name; the dictionary is changed. drain_s: seconds in which an old engine may finish
+    its requests; then another engine speaks those that have no audio yet. gap: whether a single engine may end before
+    the new one starts if both do not fit; requests are refused meanwhile. of: as in `make_engines`.
     """
 
     engines: dict[str, EngineClient]
@@ -94,7 +94,7 @@ class Replacement:
 
 
 def check_same_rate(old: ModelInfo, new: ModelInfo) -> None:
-    """InvalidRequest: the audio would change its sample rate, which clients were told already."""
+    """Raise InvalidRequest if the sample rate would change, because clients have been told the old one."""
     if old.sample_rate != new.sample_rate:
         raise InvalidRequest(
             f"model.model: {new.name} has audio of {new.sample_rate} Hz, but {old.name}, which runs now, of "

@@ -2,10 +2,10 @@
 
 A voice's requests prefer one engine, which then holds the voice's state and its recording's features. The preference is
 a hash (rendezvous hashing, Thaler and Ravishankar 1998), so it needs neither memory nor shared state: when an engine is
-away, only the voices that preferred it move, and they come back with it. A voice of many requests would overload its
+away, only the voices that preferred it move, and they come back with it. A voice with many requests would overload its
 engine. So an engine is preferred only up to `SPILL` times its fair share of all streams (Mirrokni et al. 2018,
-"Consistent hashing with bounded loads"). Beyond that the engine with the most headroom is chosen: the state of one more
-voice costs a prefill, or once the extraction of a recording, which is cheaper than a late stream. An engine that is
+"Consistent hashing with bounded loads"). Beyond that the engine with the most headroom is chosen. There the voice's
+state costs a prefill, or a recording is extracted once more; both are cheaper than a late stream. An engine that is
 almost idle keeps its voices, whatever its share is.
 """
 
@@ -44,7 +44,7 @@ class EngineLoad:
     def headroom(self) -> float:
         """Share of the engine's real time that is left: 1 if it is idle, 0 or less if it is overloaded.
 
-        All idle engines have the same headroom, so each is used, which corrects an estimate that was too low.
+        All idle engines have the same headroom, so each gets streams, and a capacity estimated too low is corrected.
         """
         return 1 - self.streams / self.capacity
 

@@ -16,7 +16,7 @@ from vivavoce.server.rate_limiter import Principal, busy, over_rate
 log = logging.getLogger("vivavoce.limits")
 
 KEY = "vivavoce:limits:"
-"""Prefix of Redis keys. An API key's name follows in braces, so that a cluster keeps both of its keys in one slot."""
+"""Prefix of Redis keys. An API key's name follows in braces, so that a cluster keeps its two Redis keys in one slot."""
 TIMEOUT_S = 0.5
 """Seconds for connecting and for an answer, after which Redis counts as away."""
 REST_S = 3.0
@@ -96,7 +96,7 @@ class SharedCounts:
         self._leaving = set[asyncio.Task[Any]]()
 
     async def take(self, principal: Principal, identity: str | None, prices: dict[str, int]) -> None:
-        """Count a request, or if identity is None, more text. Overloaded: a limit over all servers is reached."""
+        """Count a request, or only more text if identity is None. Overloaded: a limit over all servers is reached."""
         rates = {"requests": principal.requests_per_minute, "characters": principal.characters_per_minute}
         paid = [(what, rate, tokens) for what, tokens in prices.items() if (rate := rates[what]) is not None]
         most = -1 if identity is None or principal.concurrent is None else principal.concurrent
@@ -141,7 +141,7 @@ class SharedCounts:
             await self.renew()
 
     async def _ask(self, command: Callable[[], Any]) -> Any:
-        """Redis' answer; None: it is away, which is logged once."""
+        """Redis' answer, or None if Redis is away, which is logged once."""
         if self._away and self._clock() < self._next_try:
             return None
         self._next_try = self._clock() + REST_S

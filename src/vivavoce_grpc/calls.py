@@ -25,7 +25,7 @@ from vivavoce_grpc.protos import message
 
 PROTOCOL = "grpc"
 LEAST_STREAMS = 8
-"""The limits of calls per connection and of messages read at once per caller are never lower, unlike `max_conc`."""
+"""Lowest limit of calls per connection, and of messages read at once per caller; `max_conc` may be lower."""
 REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
 ERROR_CODE = "error-code"
 RETRY_AFTER = "retry-after-ms"
@@ -57,7 +57,7 @@ class Call:
 
 
 Answer = Callable[[Call], Awaitable[Metadata]]
-"""A method: it answers a call, and returns the trailing metadata besides the request's id."""
+"""A method that answers a call and returns its trailing metadata, without the request's id."""
 
 
 class Calls:
@@ -67,7 +67,7 @@ class Calls:
         self._max_conc, self.at_once = settings.max_conc, max(LEAST_STREAMS, 2 * settings.max_conc)
         self._speaking = 0
         self._reading: Counter[str] = Counter()
-        """Numbers of messages that are being read, by the name of the key; health checks by their service."""
+        """Name of a key → number of messages that are being read; health checks count under their service's name."""
 
     async def serve(self, answer: Answer, _: object, context: Context) -> None:
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
@@ -112,7 +112,7 @@ class Calls:
 
     @asynccontextmanager
     async def speaking(self, call: Call) -> AsyncIterator[bytes]:
-        """Yield the first message of a call for speech, which counts for `max_conc` meanwhile. Errors: `message`."""
+        """Yield a speech call's first message. Inside the block the call counts for `max_conc`. Errors as `message`."""
         try:
             content = await self.message(call.context, call.principal.name)
             if self._speaking >= self._max_conc:
@@ -136,7 +136,7 @@ class Calls:
     async def _end(self, context: Context, status: grpc.StatusCode, details: str, trailing: Metadata) -> None:
         """Abort the call; never returns. A call whose status cannot be sent in time is dropped."""
         try:
-            # The status waits behind audio that the client has not read.
+            # The status is sent after the audio, so it waits while the client does not read.
             await asyncio.wait_for(context.abort(status, details, trailing), self.patience_s)
         except (TimeoutError, asyncio.TimeoutError):
             raise asyncio.CancelledError from None

@@ -61,7 +61,7 @@ _log = logging.getLogger("vivavoce.download")  # a logger that the command line 
 
 @dataclass(frozen=True)
 class DownloadProgress:
-    """Progress in bytes; done, total: of all files to transfer, resumed bytes included."""
+    """Progress in bytes; `done` and `total` count all files to transfer, resumed bytes included."""
 
     file: str
     file_size: int
@@ -111,9 +111,9 @@ def download(
     folder is returned without asking the hub, unless `revision` names another commit, a branch or a tag. Processes that
     ask for the same folder at once wait for the first.
 
-    target: None: `model_folder`; endpoint: None: `HF_ENDPOINT` or `VIVAVOCE_MODELSCOPE_ENDPOINT`, else the public hub;
-    token: sent to `endpoint` only; None: `HF_TOKEN` for Hugging Face; progress: called after every piece that arrives.
-    DownloadError: network or disk fail, or the bytes differ from those that the hub announced.
+    target: None for `model_folder`; endpoint: None for `HF_ENDPOINT` or `VIVAVOCE_MODELSCOPE_ENDPOINT`, else the public
+    hub; token: sent to `endpoint` only, None for `HF_TOKEN` with Hugging Face; progress: called after every piece that
+    arrives. DownloadError: network or disk fail, or the bytes differ from those that the hub announced.
     """
     model = known_model(name)
     if source not in HUBS:

@@ -98,7 +98,7 @@ class ModelReport:
 
 
 def inspect_model(folder: Path) -> ModelReport:
-    """Check every file that inference reads as far as possible without loading; problems are reported, not raised."""
+    """Check the files that inference reads as far as possible without loading a network. Problems are only reported."""
     report = ModelReport(folder, ModelCard(folder.absolute().name))
     usable = _readable_files(report)
     generation = report.attempt(detect_generation, folder)
@@ -206,8 +206,8 @@ def local_models() -> list[Path]:
 
 
 def is_whole_onnx(path: Path) -> bool:
-    """Whether an ONNX file is complete, by its outermost fields alone (a tag and a number, or a tag, a length and
-    bytes): protobuf.dev/programming-guides/encoding.
+    """Whether an ONNX file is complete. Only its outermost fields are checked: each is a tag and a number, or a tag, a
+    length and bytes (protobuf.dev/programming-guides/encoding).
     """
     size, fields = path.stat().st_size, set()
     with path.open("rb") as file:

@@ -24,7 +24,7 @@ def launched(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
 
 @contextmanager
 def compiled_ahead() -> Iterator[bool]:
-    """Within this context, launches only compile their kernels, on all cores, and write no outputs; its end waits for
+    """Within this context, launches only compile their kernels, on all cores, and write no outputs; its exit waits for
     the compilation. Yields False, and launches run as usual, where Triton cannot compile ahead (interpreter).
     """
     mode = getattr(triton, "AsyncCompileMode", None)

@@ -1,7 +1,7 @@
 """Compiles CUDA C++ for Hopper at run time.
 
-It needs the package `cuda-bindings`, which comes with torch's CUDA builds. Sources: cuda/*.cu, each behind
-cuda/device.cuh.
+It needs the package `cuda-bindings`, which comes with torch's CUDA builds. A kernel's source code is cuda/device.cuh,
+followed by the kernel's own file cuda/*.cu.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Matrix:
 
 
 Argument = Tensor | Matrix | int | float | ctypes.c_uint64
-"""A kernel takes a tensor as the pointer to its first value, an int as 32 bits."""
+"""A kernel gets a tensor as a pointer to the tensor's first value, and an int as 32 bits."""
 Run = Callable[[int, Sequence[Argument]], None]
-"""Runs a kernel: the number of its programs, and its arguments."""
+"""A function that runs a kernel. It takes the number of programs and the kernel's arguments."""
 CAPABILITY = 9
 """Hopper's major compute capability: its multiprocessors have 227 KB of shared memory, and form clusters."""
 MULTIPROCESSORS = 132
-"""An H100 SXM or H200 has so many; with fewer, the programs of a batch do not run at the same time."""
+"""An H100 SXM or H200 has this many multiprocessors; with fewer, not all programs of a batch run at the same time."""
 
 
 def takes_kernels(weight: Tensor) -> bool:
@@ -49,7 +49,7 @@ def takes_kernels(weight: Tensor) -> bool:
 
 
 def takes_clusters(weight: Tensor) -> bool:
-    """`takes_kernels`, and all clusters of a batch run at the same time."""
+    """Whether `takes_kernels` is true and, in addition, all clusters of a batch run at the same time."""
     if not takes_kernels(weight):
         return False
     return torch.cuda.get_device_properties(weight.device).multi_processor_count >= MULTIPROCESSORS
@@ -57,7 +57,7 @@ def takes_clusters(weight: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel's file, without its ending, the threads of a program, and its bytes of shared memory; None: all."""
+    """name: file name without ending; threads, shared: a program's threads and bytes of shared memory (None: all)."""
 
     name: str
     threads: int
@@ -102,7 +102,7 @@ class CudaKernel:
 def compiled_kernel(
     source: Source, device: torch.device, without: str, trial: Callable[[CudaKernel], object] | None = None
 ) -> CudaKernel | None:
-    """None: it cannot be had, or the trial fails; a warning tells what happens `without` it, and why."""
+    """The kernel; None if it cannot be made or the trial fails. A warning then tells `without` and the reason."""
     try:
         kernel = CudaKernel(source, device)
         if trial is not None:
@@ -131,12 +131,12 @@ class _TensorMap(ctypes.Structure):
 
 _ALIGNMENT = 128
 _FLOAT16, _PERMUTED_IN_128_BYTES, _FETCHED_BY_128_BYTES = 6, 3, 2
-"""Of CUDA's enumerations CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion."""
+"""Values of CUDA's enumerations CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion."""
 
 
 @lru_cache(maxsize=4096)
 def _tensor_map(address: int, lines: int, columns: int) -> _TensorMap:
-    """How tiles of a matrix are fetched. The driver is called directly: `cuda-bindings` do not align what it fills."""
+    """How to fetch a matrix's tiles. Calls the driver directly, because `cuda-bindings` do not align the tensor map."""
     room = ctypes.create_string_buffer(ctypes.sizeof(_TensorMap) + _ALIGNMENT)
     made = _TensorMap.from_buffer(room, -ctypes.addressof(room) % _ALIGNMENT)
     wide, narrow = ctypes.c_uint64, ctypes.c_uint32
@@ -168,7 +168,7 @@ def _compiled(source: Source, device: torch.device) -> bytes:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """The values behind the error code of a function of the driver. RuntimeError: the code is an error."""
+    """The value after the error code in a CUDA function's answer, or None. RuntimeError: the code is an error."""
     error, *values = answer
     if error:
         raise RuntimeError(f"CUDA: {error!r}")

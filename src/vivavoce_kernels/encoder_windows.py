@@ -105,9 +105,9 @@ def windows_behind(
     leaky: bool = False,
 ) -> Tensor:
     """Windows of `taps` tokens that end with the token itself. x: [tokens, channels], contiguous. tails: None means
-    that rows have no past and leave no tails. tokens: tokens per program. rate: frames of each token in the tails, all
-    equal; the tails reach as far back as the windows. leaky: apply the leaky ReLU to x, as was already done for the
-    tails  →  [tokens, taps · channels], zeros in padding.
+    that rows have no past and leave no tails. tokens: tokens per program. rate: the tails have this
+    many equal frames for each token, and reach as far back as the windows. leaky: apply the leaky ReLU to x, as was
+    already done for the tails  →  [tokens, taps · channels], zeros in padding.
     """
     count, size = x.shape
     windows = x.new_empty(count, taps * size)

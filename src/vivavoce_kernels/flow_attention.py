@@ -62,8 +62,8 @@ def keep_in_pages(
     products: Tensor, keys: Tensor | None, tables: PackedTables, step: Tensor, site: int, rotation: Tensor | None = None
 ) -> None:
     """Rotate queries and keys, and store the new keys and values in pages. products, keys, step, site: as in `attend`.
-    rotation: [positions, head], cosines and sines of each position's angles. They rotate the first head's queries in
-    place, and its keys on their way to the pages, or in place without pages.
+    rotation: [positions, head], cosines and sines of each position's angles. Only the first head is rotated: its
+    queries in place, and its keys while they are copied to the pages, or in place if there are no pages.
     """
     inner, frames = products.shape[1] // 3, len(tables.row)
     sites, slabs = (1, 1) if keys is None else (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner))
@@ -163,7 +163,7 @@ def attend(
 ) -> Tensor:
     """Attention for both copies of classifier-free guidance. products: [2 · frames, 3 · inner], contiguous: queries,
     keys and values of the packed frames. keys: the estimator's pages, [pages, steps, sites, 2, KEY_TILE, 2 · inner],
-    with the new keys already stored; None: a row's keys are its rows of `products`. step: [1] int32, the solver step
+    with the new keys already stored; None: the keys are read from `products`. step: [1] int32, the solver step
     whose pages are read. site: index of this attention layer. A tile has at most `cut.queries` frames  →  [2 · frames,
     inner], not written outside tiles.
     """

@@ -24,7 +24,7 @@ TAIL = 2  # frames that a convolution reads before its first output frame
 
 @dataclass(frozen=True)
 class ConvTile:
-    """frames: per program; channels: input channels per step; warps; stages: of the loop's pipeline."""
+    """frames: frames per program; channels: input channels per step of the loop; warps; stages: pipeline stages."""
 
     frames: int
     channels: int
@@ -33,14 +33,14 @@ class ConvTile:
 
 
 class ConvTails(NamedTuple):
-    """[2, rows, TAIL, channels of all convolutions]: inputs before the rows' first new frames, and last inputs."""
+    """[2, rows, TAIL, all convolutions' channels]. before: inputs before each row's new frames; after: last inputs."""
 
     before: Tensor
     after: Tensor
 
 
 class ConvWeights(NamedTuple):
-    """weight: [out, 3, in] contiguous; bias: [out]; first: its first channel among the tails' channels."""
+    """weight: [out, 3, in] contiguous; bias: [out]; first: index of the convolution's first channel in the tails."""
 
     weight: Tensor
     bias: Tensor
@@ -118,7 +118,7 @@ def causal_conv(
     skip: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Convolution, then optionally LayerNorm (`norm`: weight and bias) with Mish, and additions. x: [2 · frames, in],
-    contiguous. tails: None: rows have no past and leave no tails; else `tails.after` receives the rows' last inputs.
+    contiguous. tails: None if rows have no past and leave no tails; else `tails.after` receives the rows' last inputs.
     time: the additive biases of all steps and levels [steps, levels, out], the step [1] int32, and the level. skip: an
     input [2 · frames, skipped], contiguous, and the weight [out, skipped] and bias [out] of a convolution of width 1
     whose result is added  →  [2 · frames, out]; finite in padding, whatever x holds there.
@@ -140,7 +140,7 @@ def causal_conv(
 
 @dataclass(frozen=True)
 class ProductTile:
-    """rows, columns: per program; inputs: per step; warps; stages: of the loop's pipeline."""
+    """rows, columns: outputs per program; inputs: per step of the loop; warps; stages: pipeline stages of the loop."""
 
     rows: int
     columns: int
@@ -187,7 +187,7 @@ def product(
     """Compute gelu(x · weightᵀ + bias). With `into`, add the result to `into` in place.
 
     x: [rows, in]; weight: [out, in]; bias: [out]; into: [rows, out]; all contiguous. cut: the tile, or None to use the
-    library, whose GELU on CUDA is always the tanh form; in 16 bits its results cannot be told from the exact form's.
+    library, whose GELU on CUDA is always the tanh form, which in 16 bits cannot be told from the exact form.
     """
     if cut is None:
         if into is not None:

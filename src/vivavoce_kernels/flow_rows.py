@@ -51,7 +51,7 @@ def _silu(x, count, VALUES: tl.constexpr):
 
 
 def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
-    """LayerNorm in float32  →  like x. x: [n, channels], float32 or 16 bit, contiguous; rows: of one program."""
+    """LayerNorm in float32  →  like x. x: [n, channels], float32 or 16 bit, contiguous; rows: rows per program."""
     out = torch.empty_like(x)
     count, size = x.shape
     launched(_norm, (triton.cdiv(count, rows),))(
@@ -98,7 +98,7 @@ def modulated(
     x: Tensor, added: tuple[Tensor, int] | None, modulations: Modulations, norm: int, eps: float, rows: int
 ) -> Tensor:
     """x += gate · added + summand in place, then LayerNorm number `norm` of x. added: a tensor and its gate's number. x
-    and the tensor: [rows, channels], float32 or 16 bit, contiguous; rows: per program  →  like x.
+    and this tensor are [rows, channels], float32 or 16 bit, contiguous. rows: per program  →  like x.
     """
     out, (count, size) = torch.empty_like(x), x.shape
     more, gate = added or (x, 0)

@@ -20,8 +20,8 @@ class NoiseStream(IntEnum):
 KEY_TILE = 64
 """Number of keys in a tile of the flow's attention kernels, counted from the row's start; also positions per page."""
 SHORT_FRAMES, SHORT_ROWS = 32, 7
-"""Most new frames of a row, and most rows of a batch, for the kernel of `short_rows`: a row takes two clusters, and an
-H200 holds fourteen at once, not sixteen."""
+"""The kernel of `short_rows` takes at most this many new frames per row, and this many rows per batch: a row needs two
+clusters, and an H200 holds fourteen clusters at once, not sixteen."""
 
 RowPlaces = tuple[Tensor, Tensor, Tensor]
 """Places of packed positions, int32: each position's row [positions], its index among the row's new positions (negative
@@ -32,12 +32,12 @@ for padding) [positions], and each row's number of new positions [rows].
 class PackedTables(NamedTuple):
     """Positions of packed frames; all int32.
 
-    row, local, position, ends: [frames]: each frame's row, its index among the row's new frames (−1: padding), its
-    position in the whole row, and the end of the keys that it attends to, which never falls within a row.
-    first, length: [rows]: packed index of each row's first new frame, and the number of its new frames.
-    tiles: [tiles, 3]: the part of a row that one program of attention computes: row, first packed frame, frames (0:
-    unused).
-    pages: [rows, width]: the pages of each row in order; width 0 if rows have no pages.
+    row, local, position, ends: [frames], each frame's row, index among the row's new frames (−1 for padding), position
+    in the whole row, and end of the keys that it attends to. Within a row, `ends` never decreases.
+    first, length: [rows], packed index of each row's first new frame, and number of the row's new frames.
+    tiles: [tiles, 3], the part of a row that one program of attention computes: its row, first packed frame and number
+    of frames (0 if unused).
+    pages: [rows, width], the pages of each row in order; width 0 if rows have no pages.
     """
 
     row: Tensor

@@ -26,7 +26,7 @@ _LONG, _SPLITS = 2048, 4
 
 @dataclass(frozen=True)
 class RowAdapters:
-    """The adapters of the rows of a forward pass. Adapters lie at numbered places in memory. places: [tiles] int64, of
+    """The rows' adapters in a forward pass. Adapters lie at numbered places in memory. places: [tiles] int64, of
     any stride: 1 + the place of the tile's adapter, or 0 for no adapter. tile: rows per tile. count: number of places.
     stride: elements from one place to the next.
     """
@@ -135,7 +135,7 @@ def shrink(
     x: Tensor, down: Tensor, up: Tensor, ends: tuple[int, ...], rows: RowAdapters, *, dependent: bool
 ) -> LowRankRows:
     """Compute A·x by each row's adapter. x: [rows, inputs]; down: [parts · rank, inputs], A at the first place;
-    dependent: see `lm_rows.dependent_launches`. `rows.places` must be complete before the launch in front of this one.
+    dependent: see `lm_rows.dependent_launches`. `rows.places` must be complete before the preceding kernel is launched.
     """
     count, inputs = x.shape
     width, splits = len(down), _SPLITS if inputs >= _LONG else 1

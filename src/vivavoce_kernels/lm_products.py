@@ -5,8 +5,8 @@ inner dimension: each writes its sums to its own float32 plane, and the next nor
 order, whichever program ends first. For many rows a library is faster; `TILES` decides for each product.
 
 A single row uses other kernels, without tensor cores, that include the operations around the product: norms, the
-residual sum, SwiGLU, and the merge of a partial attention. A layer then has five kernels. Fewer kernels and early
-weights make a single row fast, so each program requests its rows of the weights before it waits for its input.
+residual sum, SwiGLU, and the merge of a partial attention. A layer then has only five kernels, which saves time.
+To save more time, each program requests its rows of the weights before it waits for its input.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vivavoce_kernels.lm_rows import launch_options, swiglu, wait_for_inputs
 
 @dataclass(frozen=True)
 class Tile:
-    """outputs, inputs: of one step of a program; splits: of the inner dimension; warps, stages: for the compiler."""
+    """outputs, inputs: of a program's step; splits: parts of the inner dimension; warps, stages: compiler options."""
 
     outputs: int
     inputs: int
@@ -46,7 +46,7 @@ class Shape:
     gated: bool = False
 
 
-Tiles = Mapping[Shape, Mapping[int, Tile]]  # by sizes and by row class; a product without an entry uses the library
+Tiles = Mapping[Shape, Mapping[int, Tile]]  # tiles by sizes and row class; products without an entry use the library
 
 ROW_CLASSES = (16, 32, 64, 128)  # row counts of a tile; larger batches need several programs
 
@@ -99,7 +99,7 @@ def _product_kernel(
         if gated:
             up_weights = tl.load(weights + outputs * inputs + start, inside_n[:, None], 0.0)
             total_up = tl.dot(up_weights, v, total_up, input_precision="ieee")
-    if rank > 0:  # noqa: SIM102 - a constant decides here, and a value in the next line
+    if rank > 0:  # noqa: SIM102 - this condition is known to the compiler, the next one is not
         if split == 0:
             first = tl.program_id(0) * block_outputs
             part_of = (first >= first_end).to(tl.int32) + (first >= second_end).to(tl.int32)
@@ -174,7 +174,7 @@ def multiply(
 
 @dataclass(frozen=True)
 class Strip:
-    """outputs: of one program; warps: for the compiler."""
+    """outputs: outputs that one program computes; warps: an option of the compiler."""
 
     outputs: int
     warps: int

@@ -94,8 +94,8 @@ def add_norm(
     stream: Tensor, added: Tensor, weight: Tensor, eps: float, *, dependent: bool, picked: Tensor | None = None
 ) -> Tensor:
     """Add the planes to the residual stream in place, one after the other, then apply RMSNorm. stream: [rows, hidden]
-    float32; added: [planes, rows, hidden] of any float dtype; weight: [hidden]; picked: [n] int64, normalise only these
-    rows after the last layer and leave the stream unchanged  →  [rows or n, hidden] in weight's dtype.
+    float32; added: [planes, rows, hidden] of any float dtype; weight: [hidden]; picked: [n] int64, given after the last
+    layer: only these rows are normalised, and the stream is unchanged  →  [rows or n, hidden] in weight's dtype.
     """
     rows, size = stream.shape
     out = torch.empty(rows if picked is None else len(picked), size, dtype=weight.dtype, device=stream.device)

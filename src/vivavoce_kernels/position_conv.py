@@ -80,7 +80,7 @@ def _keep_tails(
         (known & (place >= 0))[:, None] & inside, 0.0,
     )  # fmt: skip
     tails = (copy * rows + row) * TAIL
-    # A row with fewer new frames than the tail is long keeps a part of its old tail.
+    # If a row has fewer new frames than its tail, a part of the old tail stays in the new one.
     value += tl.load(
         before + (tails + new + line)[:, None] * TAILS + (first_channel + channel)[None, :],
         (known & (place < 0))[:, None] & inside, 0.0,

@@ -28,7 +28,7 @@ class Attention(Protocol):
 
 
 def attention_for(weight: Tensor, num_heads: int, head: int) -> Attention:
-    """weight: any of the network's, for its device and dtype; head: channels of a head."""
+    """Choose the kernel. weight: any weight of the network, for the device and dtype; head: channels of a head."""
     if head == HEAD and takes_kernels(weight):
 
         def without_tiles(run: Run) -> Tensor:
@@ -50,7 +50,7 @@ def attention_for(weight: Tensor, num_heads: int, head: int) -> Attention:
 
 
 class RowAttention:
-    """For heads of 64 channels in float16."""
+    """The CUDA kernel, for heads of 64 channels in float16."""
 
     def __init__(self, run: Run, num_heads: int) -> None:
         self._run, self._num_heads = run, num_heads

@@ -19,10 +19,10 @@ from vivavoce_kernels.flow_products import ConvTails, ConvWeights
 from vivavoce_kernels.layouts import KEY_TILE, PackedTables
 
 PROGRAMS = 8
-"""Programs of a cluster."""
+"""Number of programs in a cluster."""
 HEAD = 64
 HIDDEN = 128
-"""Channels between the feed-forward layers that a program has."""
+"""Number of inner feed-forward channels that one program computes."""
 SOURCE = Source("unet_levels", 256)
 _UNIT = 16384
 _LOG2_E = 1.4426950408889634
@@ -36,13 +36,13 @@ class Linear(NamedTuple):
 
     @classmethod
     def behind(cls, norm: nn.LayerNorm, weight: Tensor, bias: Tensor | None) -> Linear:
-        """The layer for inputs that lack the norm's factors and summands."""
+        """A layer that includes the weight and bias of a norm before it, for inputs normalised without them."""
         wide, given = weight.float(), 0 if bias is None else bias.float()
         return cls((wide * norm.weight.float()).to(weight.dtype), wide @ norm.bias.float() + given)
 
 
 class Block(NamedTuple):
-    """The products into queries, keys and values, of the mixed values, and of the feed-forward layers."""
+    """queries_and_keys: also gives values; mixed: attention's output layer; expand, contract: feed-forward layers."""
 
     queries_and_keys: Linear
     mixed: Linear
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 class Resnet(NamedTuple):
-    """norms: weight and bias of both."""
+    """norms: weight and bias of the norm after each convolution."""
 
     convs: tuple[ConvWeights, ConvWeights]
     norms: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -59,7 +59,7 @@ class Resnet(NamedTuple):
 
 
 class Level(NamedTuple):
-    """resnet: None: its result is the input."""
+    """resnet: None if the level's input is already the resnet block's result."""
 
     resnet: Resnet | None
     blocks: Sequence[Block]
@@ -67,7 +67,7 @@ class Level(NamedTuple):
 
 class Evaluation(NamedTuple):
     """times: the additive biases of all evaluations and levels [evaluations, levels, 256]; step: [2] int32, the number
-    of the evaluation among them, and the pass of the state.
+    of the evaluation in `times`, and its number in its own schedule, which selects the part of the pages.
     """
 
     times: Tensor
@@ -75,10 +75,10 @@ class Evaluation(NamedTuple):
 
 
 class ShortLevels:
-    """Levels of a U-Net with 256 channels and eight heads, all with a resnet block or none.
+    """Levels of a U-Net with 256 channels and eight heads; either all levels have a resnet block, or none has.
 
-    blocks: layers behind a norm lack its factors and summands in their inputs. first: the first level's number; every
-    level of the network has the same number of blocks.
+    blocks: layers after a norm include the norm's weight and bias (`Linear.behind`). first: the first level's number;
+    every level of the network has the same number of blocks.
     """
 
     SIZES = (256, 8, HEAD)
@@ -90,7 +90,7 @@ class ShortLevels:
         self._weights, self._biases = torch.cat(weights), _by_block(biases, len(blocks))
         self._first_tail, self._level_params, self._entry = 0, self._biases, self._biases
         if (resnet := resnets[0]) is None:
-            # The output biases of all blocks are in the stream before its first block.
+            # The stream contains the output biases of all blocks from the beginning; this removes them.
             self._entry = -torch.stack([b.float() for one in blocks for b in (one.mixed.bias, one.contract.bias)]).sum(
                 0
             )
@@ -103,8 +103,8 @@ class ShortLevels:
         self._first, self._site, self._run = first, first * len(levels[0].blocks), run
 
     def __call__(self, x: Tensor, keys: Tensor, tails: ConvTails, tables: PackedTables, evaluation: Evaluation) -> None:
-        """All layers, in place. x: [2 · frames, 256]; keys: as in `flow_attention.attend`; every row of the tables is
-        short.
+        """Compute all layers in place. x: [2 · frames, 256]; keys: as in `flow_attention.attend`; tables: all rows
+        have at most `SHORT_FRAMES` new frames.
         """
         assert keys.shape[4] == KEY_TILE
         times, step = evaluation
@@ -118,21 +118,21 @@ class ShortLevels:
 
 
 def _in_fragments(weight: Tensor) -> Tensor:
-    """In the order in which the threads of a warp read it: [tiles of 8 outputs, steps of 32 inputs, 256]."""
+    """The weight in the order in which a warp's threads read it: [tiles of 8 outputs, steps of 32 inputs, 256]."""
     out, size = weight.shape
     return weight.reshape(out // 8, 8, size // 32, 4, 4, 2).permute(0, 2, 1, 4, 3, 5).flatten(2)
 
 
 def _shared(weight: Tensor) -> Tensor:
-    """For products whose inputs are shared among warps or programs: [groups of 32 outputs, steps, 4 tiles, 256]. A
-    thread has two columns of each tile, which are neighbours in the result.
+    """The weight for products whose inputs are divided among warps or programs: [groups of 32 outputs, steps, 4 tiles,
+    256]. A thread has two columns of each tile, which are neighbours in the result.
     """
     weight = weight.reshape(-1, 4, 4, 2, weight.shape[1]).transpose(1, 2).flatten(0, 3)
     return _in_fragments(weight).unflatten(0, (-1, 4)).transpose(1, 2)
 
 
 def _of_program(levels: Sequence[Level], program: int) -> tuple[Tensor, Tensor]:
-    """One program's units of `unet_levels.cu` in the order of their use, and the biases of its blocks."""
+    """One program's weights, as units of `unet_levels.cu` in the order of their use, and its biases of all blocks."""
     weights, biases = [], []
     head, hidden, own = (_span(program, size) for size in (HEAD, HIDDEN, 256 // PROGRAMS))
     for level in levels:
@@ -158,7 +158,7 @@ def _by_block(biases: Sequence[Tensor], blocks: int) -> Tensor:
 
 
 def _resnet_params(resnet: Resnet) -> Tensor:
-    """[programs · parameters] float32."""
+    """All programs' biases and norms of a resnet block, [programs · parameters] float32."""
     own = [(*(conv.bias for conv in resnet.convs), resnet.shortcut.bias)]
     shares = (
         torch.stack([bias.float() for biases in own for bias in biases]).unflatten(1, (PROGRAMS, -1)).transpose(0, 1)

@@ -29,7 +29,7 @@ class Activation(IntEnum):
 
 @dataclass(frozen=True)
 class SnakeTile:
-    """rows, columns (32 or more), depth: of a program's tile; warps; stages: of the pipelined loads."""
+    """rows, columns (32 or more), depth: sizes of a program's tile; warps; stages: pipeline stages of the loads."""
 
     rows: int
     columns: int
@@ -143,7 +143,7 @@ def _convolve(
     tag = tl.load(tags + m // RATE, mask=m < positions, other=0)
     inside = (tag == 1) | (tag == 3)
     reached = inside | (tag == 2) & (m % RATE == 0) if OPEN_END else inside
-    # A tile of padding alone skips the sum.
+    # A tile that contains only padding skips the sum.
     steps = tl.max(reached.to(tl.int32), axis=0) * taps * blocks
     exact: tl.constexpr = tl.float64 if weight.dtype.element_ty == tl.float64 else tl.float32
     accumulator = tl.zeros((BM, BN), exact)

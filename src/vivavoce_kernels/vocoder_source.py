@@ -30,7 +30,7 @@ _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 class SourceShape(NamedTuple):
-    """harmonics: number, with the fundamental; samples: per frame; stepped: whether it is a `SteppedSource`."""
+    """harmonics: their number, with the fundamental; samples: per frame; stepped: the source is a `SteppedSource`."""
 
     harmonics: int
     samples: int
@@ -153,7 +153,7 @@ def make_source(
 ) -> Tensor:
     """Write the source signal. pitch: [frames, any] float32, signed pitch in the first column. tags, row_of: [frames]
     int32, as in `snake_conv.convolve`, and the row of each frame. rows: [rows, ROW_WIDTH] int64, see
-    `layouts.PackedRow`. carried: [rows, lanes] float32, phases in cycles of rows that continue. merge: [lanes] float32,
+    `layouts.PackedRow`. carried: [rows, lanes] float32, phases, in cycles, of continued rows. merge: [lanes] float32,
     weights of the layer that merges the harmonics, then zeros; bias, norm: of this layer. source: [frames · samples]
     float32, written in place except for known frames; zero outside the rows  →  [rows, lanes] float32: the phase at
     each row's `kept_phase`, in cycles; undefined for rows without frames.
@@ -278,7 +278,7 @@ def spectrum(
 
     source: [frames · rate · hop] float32; tags, row_of, rows: as in `make_source`; table: from `forward_table`; rate:
     spectra per frame  →  [frames · rate, 2 · spectrum_lanes], zero outside the rows. A row's last spectrum is in the
-    frame after it.
+    frame after the row.
     """
     positions, width = len(tags) * rate, table.shape[1]
     out = source.new_empty(positions, width, dtype=dtype)

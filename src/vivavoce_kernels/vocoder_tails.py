@@ -32,7 +32,7 @@ from vivavoce_kernels.vocoder_source import (
 
 class Pool(NamedTuple):
     """All float32. mel: [rows, frames, bins]; source: [rows, frames, samples per frame]; held: the samples held back,
-    of the same form; phase: [rows, lanes].
+    in the form of `source`; phase: [rows, lanes].
     """
 
     mel: Tensor
@@ -128,8 +128,8 @@ def lay_in(
     fresh: Tensor, tags: Tensor, row_of: Tensor, rows: Tensor, pool: Pool, mel: Tensor, source: Tensor, carried: Tensor
 ) -> None:
     """Copy the pool's tails and the new frames into the batch. fresh: [any, bins], all rows' new frames, in any dtype.
-    tags, row_of, rows: as in `make_source`. Written are mel [frames, bins] float32, with zeros outside the rows,
-    source [frames · samples] float32, in known frames, and carried [rows, lanes] float32, of continued rows.
+    tags, row_of, rows: as in `make_source`. This writes mel [frames, bins] float32, with zeros outside the rows;
+    source [frames · samples] float32, only in known frames; carried [rows, lanes] float32, only for continued rows.
     """
     launched(_lay_in, (len(tags),))(
         fresh, tags, row_of, rows, pool.mel, pool.source, pool.phase, mel, source, carried, **_sizes(mel, pool)

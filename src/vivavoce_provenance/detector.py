@@ -32,7 +32,7 @@ SHORTEST_S = 3.0
 THRESHOLD = 6.0
 """Fewer than one in 10,000 unmarked recordings of 5 s should reach this score (benchmarks/results/watermark)."""
 WINDOW_S, WINDOW_STEP_S = 6.0, 3.0
-"""Seconds of a window and between windows; in longer windows, errors of the assumed speed would add up."""
+"""Seconds of a window, and between the starts of windows; in longer ones, errors of the assumed speed would add up."""
 SPEEDS = tuple(1 + percent / 100 for percent in range(-6, 7))
 
 _RATE = MIN_SAMPLE_RATE
@@ -73,8 +73,8 @@ class Detection:
 def detect(samples: NDArray[np.floating], sample_rate: int) -> Detection:
     """Look for the mark in mono `samples` [n] at `sample_rate` (hertz).
 
-    With less than 3 s of sound it is not looked for, and the score is 0: `verdict` tells so. The search ends with the
-    first window of a long recording that has the mark.
+    With less than 3 s of sound, the mark is not looked for, the score is 0, and `verdict` is "too short to tell". In a
+    long recording, the search ends with the first window that has the mark.
 
     Raises:
         InvalidAudio: samples are not [n] or not finite, or the rate is below 8000 Hz.
@@ -110,7 +110,7 @@ def _seconds_of_sound(wave: NDArray[np.float32], sample_rate: int) -> float:
 def match(found: Floats, key: bytes = KEY) -> float:
     """The best match of the key's pattern with `contrasts`, divided by a deviation of the matches.
 
-    This is the deviation of all matches or, if larger, of one hypothesis' matches: a hum may beat with its steps.
+    The deviation is that of all matches or, if larger, that of one hypothesis' matches: a hum may beat with its steps.
     """
     spectrum = (np.fft.rfft(found, axis=1) * _template(key)).sum(axis=2)
     matches = np.fft.irfft(spectrum, _PERIOD, axis=1)
@@ -122,7 +122,7 @@ def match(found: Floats, key: bytes = KEY) -> float:
 def contrasts(wave: NDArray[np.float32], sample_rate: int) -> Floats:
     """The contrast of each tile with its neighbours, [hypotheses, steps of a period, bands]; periods are added up.
 
-    Steps are in the time of the marked speech: a hypothesis about its speed takes frames closer or further apart.
+    Steps are in the time of the speech before its speed changed; the assumed speed sets the distance of frames.
     """
     if sample_rate != _RATE:
         wave = soxr.resample(wave, sample_rate, _RATE)

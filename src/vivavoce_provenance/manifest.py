@@ -56,7 +56,7 @@ def signer_of(certificate: Path, key: Path) -> Any:
 
 
 def sign(file: Path, signer: Any) -> None:
-    """Put a manifest into the file which says that a machine made the speech; the file is replaced whole or not at all.
+    """Put a manifest into the file, to say that a machine made the speech. The file is replaced whole or not at all.
 
     InvalidRequest: the format has no place for a manifest, or the signer is refused. InvalidAudio: the file is damaged.
     """
@@ -86,7 +86,7 @@ def sign(file: Path, signer: Any) -> None:
 
 
 def read_manifest(file: Path) -> Manifest | None:
-    """The manifest of a file; None: it has none, or its format has no place for one."""
+    """The manifest of a file, or None if the file has none or its format has no place for one."""
     if file.suffix.lower() not in KINDS:
         return None
     c2pa = _c2pa()

@@ -163,7 +163,7 @@ class RayBackend:
 
 
 async def _first(calls: Any) -> tuple[str, int | VivavoceError]:
-    """(name of the replica, sample rate or error), the first item of a call; the name of a lost replica is ""."""
+    """The first item of a call: (name of the replica, sample rate or error). The name of a lost replica is ""."""
     try:
         return cast(tuple[str, int | VivavoceError], await asyncio.wait_for(anext(calls), ASK_S))
     except (*AWAY, StopAsyncIteration):

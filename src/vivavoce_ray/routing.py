@@ -16,7 +16,7 @@ loads, and the requests of an engine that ends."""
 
 
 class HeadroomRouter(RequestRouter):
-    """Sorts replicas by `order`. `EngineReplica.speak` takes the voice's key and names to avoid first."""
+    """Sorts replicas by `order`. `EngineReplica.speak` has the voice's key and names to avoid as first arguments."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

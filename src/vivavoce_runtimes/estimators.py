@@ -49,8 +49,8 @@ cut off for TensorRT, which would take this input for a constant."""
 
 @dataclass(eq=False)
 class EstimatorRunner:
-    """Runs an exported estimator. run: contiguous tensors by name → velocity, in any shape of that size, device and
-    dtype. dtypes: of the file's inputs, in its order. most_rows: maximum rows of a batch, before guidance doubles them.
+    """Runs an exported estimator. run: takes contiguous tensors by name, and returns the velocity in any shape, device
+    and dtype. dtypes: of the file's inputs, in their order. most_rows: maximum rows, before guidance doubles them.
     """
 
     run: Callable[[dict[str, Tensor]], Tensor]
@@ -79,7 +79,7 @@ class ExportedEstimator:
         return t[None, :, None, None]
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """Velocity of whole rows, in which each frame sees its row's first keys; the mask is additive."""
+        """Velocity of whole rows. The mask is additive; with it, a frame sees its row's keys up to some position."""
         if context.memory is not None:
             raise ValueError("an exported estimator computes whole rows only")
         rows, frames = features.shape[:2]
@@ -128,12 +128,12 @@ def onnx_estimator(path: Path, device: torch.device) -> EstimatorRunner:
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         return torch.from_numpy(model.run(*(arrays.pop(name) for name in OFFICIAL_INPUTS), **arrays))
 
-    # Official files take two rows at a time.
+    # Official files take a batch of two, which is one row with its conditions and without them.
     return EstimatorRunner(run, dtypes, None if on_cuda and isinstance(inputs[0].shape[0], str) else 1)
 
 
 def torch_estimator(function: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> EstimatorRunner:
-    """An estimator from a function of `EstimatorInputs` in this dtype, opened by `open_script` or `open_package`."""
+    """An estimator from what `open_script` or `open_package` opened: a function of `EstimatorInputs` in this dtype."""
     dtypes = dict.fromkeys(EstimatorInputs._fields, dtype) | {"t": torch.float32, ENDS: torch.int32}
     return EstimatorRunner(lambda given: function(*given.values()), dtypes, 1 if device.type == "cpu" else None)
 
@@ -167,8 +167,8 @@ def _opened(path: Path, trusted: bool, load: Callable[[], Any]) -> Any:
 class ScriptEncoder:
     """CosyVoice2's flow encoder in TorchScript, from our export or an official one.
 
-    Replaces `TokenEncoder` for rows without a past, one row at a time. dtype: of the file. An official file attends
-    to the whole row, or by the official grid of chunks. CheckpointError: it cannot be loaded or run here.
+    Replaces `TokenEncoder` for rows without a past, one row at a time. dtype: the file's. An official file attends
+    to the whole row, or by the official grid of chunks. CheckpointError: the file cannot be loaded or run.
     """
 
     def __init__(self, path: Path, network: Any, dtype: torch.dtype, *, trusted: bool) -> None:

@@ -24,7 +24,7 @@ CONTROLS: Mapping[Generation, tuple[str, ...]] = {
 control ids are spelled like speech tokens.
 """
 EMBEDDING_BIAS = "embedding_bias.npy"
-"""[ids] float32 to add to the logits. Not *.safetensors: servers load all of these as weights."""
+"""File of the bias, [ids] float32, to add to the logits. Servers would load a *.safetensors as weights."""
 ROWS = 128
 """The rows of the merged tables are padded to a multiple of this, which tensor-parallel runtimes require."""
 
@@ -56,7 +56,7 @@ class MergedVocabulary:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end speech: first the one that the model was trained to emit, then the head's other ones."""
+        """The ids that end speech: first the id that the model was trained to emit, then the head's other end ids."""
         return tuple(map(self.speech, sorted(self.own.stop_ids, key=lambda one: (one != self.own.eos, one))))
 
     @property
@@ -76,7 +76,7 @@ class MergedVocabulary:
         return -(-self.size // ROWS) * ROWS
 
     def speech(self, token: int) -> int:
-        """Merged-vocabulary id of a speech-head id."""
+        """The id in the merged vocabulary for an id of the speech head."""
         return self.text_size + token
 
     def is_speech(self, merged_id: int) -> bool:

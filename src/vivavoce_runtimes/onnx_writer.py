@@ -1,6 +1,6 @@
 """Writes a few operators as an ONNX file, without the onnx package: just enough for small models.
 
-ONNX is protobuf (onnx/onnx.proto). A message is a row of fields: a key, number · 8 + wire type, then the value. Two
+ONNX is protobuf (onnx/onnx.proto). A message is a series of fields: key (number · 8 + wire type), then value. Two
 wire types occur here: 0, a variable-length integer of 7 bits per byte, and 2, a length followed by bytes.
 """
 

@@ -1,4 +1,4 @@
-"""Draws ids inside another runtime: by our own rule and each request's own seed, in the runtime's process.
+"""Draws ids inside another runtime's process, by our own rule and with each request's own seed.
 
 The runtime passes its logits before it samples. An id is drawn here, with the same result as in our own stage, and all
 other logits are set to −∞, so that the runtime must sample this id.
@@ -26,7 +26,7 @@ class Draws:
     """The sampling settings and state of one run, as plain numbers that can be sent to another process.
 
     Ids are of the model's own vocabulary. count: number of ids that the slot sampled before this run; history: the last
-    of these, newest last; forbidden: control ids that are never sampled; early: ids that are not sampled before the run
+    such ids, newest last; forbidden: control ids that are never sampled; early: ids that are not sampled before the run
     has `least` ids; top_p, top_k, window, max_repeats: see `SamplingRows`.
     """
 
@@ -58,7 +58,7 @@ def speech_bias(folder: Path) -> tuple[NDArray[np.float32], range]:
 class SpeechSampler:
     """Draws an id for each row of a runtime's logits, and masks all other ids.
 
-    folder: the merged model's; ids of speech tokens are those whose output bias is finite.
+    folder: the merged model's folder; speech ids are those whose output bias is finite.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
@@ -70,9 +70,9 @@ class SpeechSampler:
     def leave_one(
         self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draws], said: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Draw own ids, [n] int64, for these rows of the logits, [any, ids of the runtime]; mask all others in place.
+        """Draw ids of the model's own vocabulary, [n] int64, for these rows of the logits; mask all other ids in place.
 
-        said: merged ids of each row's run so far.
+        logits: [any, ids of the runtime]; said: merged ids of each row's run so far.
         """
         places, counts = torch.tensor([rows, [len(ids) for ids in said]], device=self._device)
         scores = logits[places, self.first : self._end].float() + self._bias
@@ -88,7 +88,7 @@ class SpeechSampler:
         return chosen
 
     def _newest(self, draws: Sequence[Draws], said: Sequence[Sequence[int]]) -> Tensor:
-        """Each slot's newest own ids, newest last, padded with −1: [n, widest window] int64."""
+        """Each row's newest ids of the model's vocabulary, newest last, padded with −1: [n, widest window] int64."""
         width = max(one.window for one in draws)
         recent = np.full((len(draws), width), -1)
         for row, (one, ids) in enumerate(zip(draws, said, strict=True)):
@@ -97,7 +97,7 @@ class SpeechSampler:
         return torch.from_numpy(recent).to(self._device)
 
     def _forbid(self, scores: Tensor, draws: Sequence[Draws], counts: Tensor) -> None:
-        """Set ids that may not come next to −∞; only control ids are ever forbidden, and these are the last ids."""
+        """Give −∞ to ids that must not be drawn now; only control ids can be forbidden, and these are the last ids."""
         lowest = min((control for one in draws for control in (*one.forbidden, *one.early)), default=scores.shape[1])
         masks = np.zeros((2, len(draws), scores.shape[1] - lowest), bool)
         for row, one in enumerate(draws):

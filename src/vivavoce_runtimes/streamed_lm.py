@@ -103,8 +103,8 @@ class _Place:
 class StreamedLM:
     """`LMInterface` over a runtime that `start` makes in its own thread; raises the errors of `start`.
 
-    vocabulary: of the merged model; defaults: sampling settings that a request leaves open; slots: requests that run at
-    the same time; capacity: positions of each.
+    vocabulary: of the merged model; defaults: of sampling settings that a request leaves open; slots: requests that run
+    at the same time; capacity: positions of each request.
     """
 
     self_paced = True

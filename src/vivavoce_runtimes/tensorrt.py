@@ -1,7 +1,7 @@
 """An estimator in an engine of TensorRT 10, from our export or an official one.
 
-An engine is bound to a GPU and a version of TensorRT. Our engine's name has both, a hash of its ONNX file and the rows
-of its batches, so a stale engine is not found, and is built again. API:
+An engine is bound to a GPU and a version of TensorRT. Our engine's name contains these two, a hash of the ONNX file,
+and the rows of the batches, so a stale engine is not found, and is built again. API:
 https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api.
 """
 

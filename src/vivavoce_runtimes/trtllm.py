@@ -33,7 +33,7 @@ def import_trtllm() -> Any:
 
 
 def open_llm(api: Any, model: Path, slots: int, cache: Mapping[str, Any], **given: Any) -> Any:
-    """An `LLM` for ids; model: a merged folder; slots: requests at once; cache: fields of its `KvCacheConfig`."""
+    """An `LLM` for ids; model: a merged folder; slots: requests at once; cache: fields of `KvCacheConfig`."""
     settings = api.llmapi.KvCacheConfig(**{name: one for name, one in cache.items() if one is not None})
     return api.LLM(model=str(model), skip_tokenizer_init=True, max_batch_size=slots, kv_cache_config=settings, **given)
 
@@ -41,8 +41,8 @@ def open_llm(api: Any, model: Path, slots: int, cache: Mapping[str, Any], **give
 class LLMTokens:
     """Ids of one request, as they arrive. result: returned by `generate_async`; ends: ids that end speech.
 
-    end: the id that ended the request, known once all ids have arrived; None: the limit ended it. Releases differ in
-    whether it is among the ids; this class leaves it out.
+    end: the id that ended the request, known once all ids have arrived, or None if the limit ended the request. In
+    some releases `end` is among the ids; this class leaves it out.
     """
 
     def __init__(self, result: Any, ends: Sequence[int]) -> None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from vivavoce_textnorm.ssml import phonemes as phonemes
     from vivavoce_textnorm.word_stream import gather_ssml as gather_ssml
 
-# A name's module is imported at its first use: it compiles hundreds of patterns, or imports much of the stdlib.
+# A module is imported when a name of it is first used: it compiles hundreds of patterns, or imports much stdlib.
 _IMPORTED_LATER = {
     name: module
     for module, names in (

@@ -89,7 +89,7 @@ class English(European):
         return "two thousands" if digits in ("00", "2000") else f"{self.numeral(int(digits[:2]))} hundreds"
 
     def _year(self, found: Match) -> str | None:
-        """Read four digits as a year; None if a plural noun behind or a word before shows that they count things."""
+        """Read four digits as a year; None if a plural noun after them or a word before them shows a count."""
         before = found.string[max(0, found.start() - 16) : found.start()].lower().split()
         after = found.string[found.end() : found.end() + 20]
         word = after.strip().split(" ")[0].strip(".,;:!?)\"'’”")
@@ -126,7 +126,7 @@ class English(European):
         return self.unit(number, self.locale.units[found["unit"]]) if found["unit"] else self.number(number)
 
     def _fraction_or_date(self, found: Match) -> str | None:
-        """Read 12/3 as a date behind a word such as "on"; behind one such as "by" only if it is hardly a fraction."""
+        """Read 12/3 as a date after a word such as "on"; after one such as "by" only if it is hardly a fraction."""
         first, second = int(found["m"]), int(found["d"])
         sure = found["sure"] is not None or found["m"][0] == "0" or first >= second
         day_first = first > 12 or (self.locale.order == "dmy" and second <= 12)

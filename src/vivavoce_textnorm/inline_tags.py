@@ -1,7 +1,7 @@
 """Tags in a text that control how it is read: `[pause 0.5s]`, `[spell: NASA]`; `ssml` reads further tags.
 
-A text becomes runs. In a run, one character of Unicode's private use stands for the content of such a tag, and no rule
-reads it. The content is put in words when the language of its sentence is known.
+A text becomes runs. In a run, one private-use character of Unicode stands for the content of such a tag, so that no
+rule reads the content. It is put in words when the language of its sentence is known.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def contains_chinese(text: str) -> bool:
 def is_speakable(text: str) -> bool:
     """Whether the text holds at least one letter or number.
 
-    Stricter than "is not only punctuation": an emoji with a variation selector is neither punctuation nor speakable.
+    It is stricter than "not only punctuation": an emoji with a variation selector is neither punctuation nor speakable.
     """
     return _SPEAKABLE.search(text) is not None
 
@@ -131,8 +131,8 @@ _OF_A_SENTENCE = {
 }
 _WORD = compiled(r"(?<![\p{L}\p{N}])[\p{Latin}\p{M}]+")
 _ACRONYM = compiled(r"\p{Lu}{2,}")
-# Not counted: articles that begin names in any language (Le Mans), the letters of "i.e.", which are Italian words, and
-# German words that English has, too: "am" behind an hour or "I", and "War" in names.
+# These do not count: articles that begin names in any language (Le Mans), the letters of "i.e.", which are Italian
+# words, and German words that English has, too ("am" after an hour or "I", and "War" in names).
 _SHOWS_NONE = compiled(
     r"(?<!\p{L})(?:(?:Le|La|Les|El|Los|Las|Il|De|Des|Del|Di|Da|Du|San|Santa) \p{Lu}\p{Ll}+|\p{L}\.(?:\s?\p{L}\.)+"
     r"|(?:(?<=\d ?)|(?<=(?<!\p{L})I ))am|(?<=\p{Lu}\p{Ll}+ )War|War(?= (?:\p{Lu}|\d)))(?!\p{Ll})"

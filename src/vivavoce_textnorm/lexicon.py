@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 20
 class Lexicon(Mapping[str, str]):
     """Immutable mapping from a word to its respelling, which is said for it.
 
-    InvalidRequest: a word is empty; InvalidText: a word is not a string, or holds control characters.
+    Raises InvalidRequest if a word is empty, and InvalidText if it is not a string or holds control characters.
     """
 
     def __init__(self, words: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -99,10 +99,10 @@ def _joined(*parts: Lexicon) -> Lexicon:
 
 
 def read_lexicons(folder: Path | None) -> Lexicons | None:
-    """Read all.tsv, voices/NAME.tsv and keys/NAME.tsv of a folder; each may be missing. Without a folder: None.
+    """Read all.tsv, voices/NAME.tsv and keys/NAME.tsv of a folder; each may be missing. None without a folder.
 
-    A name is looked up among the files that exist, and is never a part of a path. InvalidRequest: as `read_lexicon`, or
-    a file has another name.
+    A name is looked up among the files that exist, and is never a part of a path. Raises InvalidRequest as
+    `read_lexicon` does, or if a file has another name.
     """
     if folder is None:
         return None

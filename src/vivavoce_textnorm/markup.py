@@ -55,7 +55,7 @@ _READ_BEHIND = (
 _READ_BEHIND_TIGHT = (
     "选择?|選擇?|按|输入|輸入|点击?|點擊?|回复|拨|撥|揀|撳|[是係第见見如图圖表和或与與及]|选项|步骤|键|编号|文献"
 )
-# Behind these words, a list of numbers in brackets is a value and not a citation.
+# After these words, a list of numbers in brackets is a value and not a citation.
 _VALUE_BEHIND = (
     "list|lists|array|arrays|vector|vectors|interval|range|set|pair|tuple|matrix|values?|numbers|digits|coordinates|point|"
     "input|output|result|returns?|returned|gives?|gave|prints?|printed|contains?|has|have|had|become|becomes|got|get"
@@ -64,7 +64,7 @@ _INDEXED = (
     r"(?<=(?<![\p{Latin}\p{N}])[a-z][a-zA-Z\d_]{0,40}(?:\[\d+\]){0,3})"
     r"(?:\[\d+(?:, ?\d+)*\])++(?!\s*(?:[.,;:!?)。，；：！？）]|\Z|\n))"
 )
-"""Matches indices, as in "data[12] is empty": behind a lower-case word, but not where a clause ends behind them."""
+"""Matches indices after a lower-case word, as in "data[12] is empty", but not if a clause ends right after them."""
 _READ_BEFORE = r"\s?(?:を|キー|番|ボタン|または|か(?!ら)|号|號|键|鍵|或|和|번|을|를|키|또는)|\p{Latin}|\d|\s?[=(]|\.\w"
 _SOURCE = (
     r"[\[【]\d+(?::\d+)?†[^\[\]【】\n]{0,80}[\]】]|\[\^[^\[\]\s]{1,40}\](?:(?<=(?:\A|\n)\[[^\[\]\s]+\]):)?"
@@ -170,7 +170,7 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
         ):
             continue
         if kind == "break":
-            # A line break is read as a pause behind a heading, an item or a short line, and at a blank line.
+            # A line break is read as a pause after a heading, an item or a short line, and at a blank line.
             due = pausing or found[0].count("\n") > 1 or _is_item(text, start, end)
             pausing = False
         else:
@@ -202,7 +202,7 @@ def _closed_up(pieces: list[Piece]) -> list[Piece]:
 
 
 def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:
-    """Drop a space at the start, and a space behind another one if only silent pieces are between them."""
+    """Drop a space at the start, and a space after another one if only silent pieces are between them."""
     blank, silent = True, True
     for piece in pieces:
         if blank and silent and piece.spoken[:1] == " ":
@@ -293,7 +293,7 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
         case "html":
             return pause.strip(" ") and pause
         case "break":
-            # Behind a unit's full stop the break stays, so that the rule for units sees that the line ends there.
+            # After a unit's full stop the break stays, so that the rule for units sees that the line ends there.
             return (
                 "\n"
                 if pause == " " and _UNIT_STOP.search(found.string[max(0, found.start() - 8) : found.start()])
@@ -308,9 +308,9 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
 
 
 def _is_item(text: str, start: int, end: int) -> bool:
-    """Whether the line that ends at `start` stands alone, as in a list: it is short, and no sentence goes on behind it.
+    """Whether the line that ends at `start` stands alone, as in a list: it is short, and no sentence goes on after it.
 
-    The lines of a wrapped paragraph are longer, or go on in lower case or behind a word such as "the".
+    A line of a wrapped paragraph is longer, ends with a word such as "the", or is followed by a lower-case letter.
     """
     line = text[max(text.rfind("\n", 0, start) + 1, start - 2 * _SHORT) : start].strip()
     following = text[end : end + 1]

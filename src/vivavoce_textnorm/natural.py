@@ -35,7 +35,7 @@ class NaturalNormalizer:
     """Normalises a text to the words that a person would say.
 
     read_block: reads a block, here or in another process, with the arguments of `read_block`. one_language: the model
-    speaks the language of the text and English only. chinese: converts Chinese words to the form that the model knows;
+    speaks only English and the text's language. chinese: converts Chinese words to the form that the model knows;
     its second argument tells whether the text ends there.
     """
 
@@ -68,7 +68,7 @@ class NaturalNormalizer:
         return natural_words(pieces, wanted, self._settings(wanted or "en"))
 
     def read(self, text: str, language: str) -> NormalizedText:
-        """The words of a whole text with the rule behind each change; pauses and rates are left out."""
+        """The words of a whole text with the rule that made each change; pauses and rates are left out."""
         with READING:
             return read(text, language, self._settings(language))
 

@@ -16,8 +16,8 @@ MAX_BLOCK_CHARS = 500
 """Maximum number of characters that are read at once; a longer text is read block by block."""
 
 _BETWEEN_TAGS = regex.compile(r"\](?=\[)")
-# Ends of blocks, best first. English blocks end before a plain space, because wetext reads a line break by its
-# surroundings. A full stop counts only between a lower-case word and a capital, so that "No. 5" stays whole.
+# Ends of blocks, best first. English blocks end before a space: wetext reads a line break by the text around it.
+# A full stop counts only between a lower-case word and a capital, so that "No. 5" stays whole.
 _BLOCK_ENDS: dict[str, tuple[regex.Pattern[str], ...]] = {
     "en": (
         regex.compile(r"""[!?]["”'’)]*(?= )|\p{Ll}{3}\.["”'’)]*(?= \p{Lu})"""),
@@ -71,7 +71,7 @@ def blocks(text: str, language: str, most: int = MAX_BLOCK_CHARS) -> Iterator[st
 class Stretch:
     """A part of a text that is spoken at one rate, or a pause.
 
-    rate: factor of the request's speed; pause_s: seconds of silence.
+    rate: multiplies the request's speed; pause_s: seconds of silence.
     """
 
     runs: Sequence[TextRun]
@@ -93,14 +93,14 @@ class Stretch:
         return next((run.language for run in self.runs if run.language and run.plain.strip()), None)
 
     def original(self, at: int) -> int:
-        """Position in the whole text of the character at position `at` of `plain`."""
+        """Map position `at` in `plain` to the position of the same character in the whole text."""
         pieces = [piece for run in self.runs for piece in run.pieces]
         return pieces[0].start if self.pause_s else original(pieces, at)
 
 
 class Normalizer(Protocol):
     def stretches(self, text: str) -> list[Stretch]:
-        """Split a text into stretches, which cover it in order. InvalidText: a tag or SSML in it is not valid."""
+        """Split a text into stretches, which cover it in order. Raises InvalidText for an invalid tag or SSML."""
 
     def pieces(self, stretch: Stretch, language: str, cancelled: CancelCheck = never_cancelled) -> Iterator[Piece]:
         """The words, block by block; start and end of a piece are positions in `stretch.plain`."""

@@ -59,7 +59,7 @@ _BLANKS = regex.compile(r"[ \t\r\n\u00a0]+")
 _CLAUSE_END = regex.compile(r"(?<=[.,;:!?])(\s+)|(?<=[。，；：！？、])()")
 _WORD_END = regex.compile(r"(\s+)")
 _DIGIT_EDGE = regex.compile(r"(?<=\d)(?=[^\d\s.,:])|(?<=[^\d\s.,:])(?=\d)")
-# The last place to cut: between a letter and a letter or punctuation mark, where no rule below looks across.
+# Finds the last place for a cut: between a letter and a letter or punctuation mark. No rule below looks across it.
 _SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
 
 
@@ -122,14 +122,14 @@ class WetextNormalizer:
     normalize: Callable[[str], str]
 
     def __call__(self, block: str) -> str:
-        # wetext drops the white space at a block's ends, which is put back (English: as one space).
+        # wetext drops the white space at a block's ends. It is put back here, in English as one space.
         words = block.strip()
         before, _, after = block.partition(words) if words else (block, "", "")
         blanks = ((" " if blank and self.language == "en" else blank) for blank in (before, after))
         return (self._read(words) if words else "").join(blanks)
 
     def _read(self, text: str) -> str:
-        """Try the whole text, then single spaces, then clauses, then words, and last with spaces around numbers."""
+        """Try the text as it is, then with single spaces, by clauses, by words, and last with spaces around numbers."""
         for attempt in dict.fromkeys((text, _BLANKS.sub(" ", text))):
             spoken = self._attempt(attempt)
             if spoken is not None:
@@ -225,8 +225,8 @@ def load_reader(language: Ruled) -> WetextNormalizer:
 def load_languages(*, digits_in_chinese: bool) -> Languages:
     """Load wetext's rules for both languages, which takes a third of a second.
 
-    `digits_in_chinese`: a text of nothing but digits is read in Chinese, as the official front end does; for a model
-    that has not learnt Chinese it must be read in English.
+    With `digits_in_chinese`, a text of digits only is read in Chinese, as the official front end does. For a model that
+    has not learnt Chinese, such a text must be read in English.
     """
     chinese, english = load_reader("zh"), load_reader("en")
     return Languages(chinese, english, chinese if digits_in_chinese else english)
@@ -254,7 +254,7 @@ class Reads(Protocol):
 class OfficialNormalizer(AsWritten):
     """Reads English and Chinese by the official rules, and leaves text in other languages as it is written.
 
-    parts: cuts a block into text at even places and special tokens at odd places, which are not read; None: no tokens.
+    parts: splits a block. Text is at even places; special tokens, which are not read, are at odd ones. None: no tokens.
     """
 
     languages: Reads

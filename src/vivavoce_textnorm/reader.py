@@ -81,8 +81,8 @@ BY_FIRST: dict[str, tuple[Reader, ...]] = {
 def read(text: str, language: str | None = None, settings: Settings | None = None) -> NormalizedText:
     """Read a text, and do what its tags or SSML ask for; pauses and rates are left out here.
 
-    language: of sentences that show none; None: it is detected from the text. Text of a language without a verbalizer
-    loses its markup and is otherwise said as it is written. InvalidText: see `find_runs`.
+    language: the language of sentences that show none; None: it is detected from the text. Text in a language without
+    a verbalizer loses its markup and is otherwise said as it is written. Raises InvalidText as `find_runs` does.
     """
     settings = settings or Settings()
     runs, pieces = find_runs(text, settings.marks), list[Piece]()
@@ -112,7 +112,7 @@ def read_run(
 ) -> NormalizedText:
     """Read the plain text of a run, or a part of that text.
 
-    inside: whether words come before the text, and whether words come after it; there the spaces are kept.
+    inside: whether words come before the text, and whether words come after it; on such a side, spaces are kept.
     """
     if language == DAY_FIRST:
         language, settings = "en", replace(settings, day_first=True)

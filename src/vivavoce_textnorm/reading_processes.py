@@ -43,13 +43,13 @@ _NICENESS = 10
 
 
 class ReadingProcesses:
-    """Reads blocks as `Languages` and `read_run` do, one in each process at once, for any number of threads.
+    """Reads blocks as `Languages` and `read_run` do, one block at a time in each process, for any number of threads.
 
     Blocks of shorter texts are read first. The first process is kept for texts of one block. The other processes also
     read blocks of longer texts, and have a lower priority on the processor.
 
     Args:
-        number: of processes; a single process reads everything. Each is ready a third of a second after its start.
+        number: of processes to start; a single one reads everything. Each is ready a third of a second after its start.
         digits_in_chinese: as in `load_languages`.
     """
 
@@ -62,7 +62,7 @@ class ReadingProcesses:
         self._finalizer = weakref.finalize(self, _end, self._all)
 
     def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck = never_cancelled) -> str:
-        """Read a block; it stays as it is written if no process can read it. length: of the whole text."""
+        """Read a block; it stays as it is written if no process can read it. length: characters of the whole text."""
         words = self._asked((block, rules), self._places(length), length, cancelled)
         return block if words is None else words
 
@@ -192,7 +192,7 @@ def _unpacked(settings: str) -> Settings:
 
 
 def _ask(process: subprocess.Popen[bytes], asked: tuple[Any, ...]) -> str | None:
-    """Have a process read a block. OSError, ValueError: the process has ended; TimeoutError: it takes too long."""
+    """Have a process read a block. Raises OSError or ValueError if it has ended, TimeoutError if it takes too long."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(asked).encode() + b"\n")

@@ -102,7 +102,7 @@ class European(Verbalizer):
         return f"{self.numeral(whole)} {words['and']} {said}" if whole else said
 
     def reign(self, value: int, name: str = "") -> str:
-        """Say the number of a king, whose name ends `name`: up to `reign_to` an ordinal, above it a cardinal."""
+        """Say a king's number as an ordinal up to `reign_to`, else as a cardinal. `name` ends with his name."""
         queen = compiled(self.locale.pattern("queens")).fullmatch(name.rpartition(" ")[2].lower())
         ordinal = value <= int(self.locale.words["reign_to"])
         return self.place(value, _FEMININE if queen else "") if ordinal else self.numeral(value)

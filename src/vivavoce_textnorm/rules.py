@@ -1,14 +1,14 @@
 """Rules that only one language has, such as English decades: a pattern, the words for it, and examples.
 
-They stand in the section `[rules]` of a table: `name: first: pattern =>said ## written ## spoken`. The example is
-behind the first ##. In a table that several languages share, the example begins with the code of its language. The
+They stand in the section `[rules]` of a table: `name: first: pattern =>said ## written ## spoken`. The example
+follows the first ##. In a table that several languages share, the example begins with the code of its language. The
 rules are tried in their order, before the readers that all languages share.
 
 In a pattern, `%units%` stands for any of the locale's units, and so on: see `_meaning`. In `said`, `{number}` is the
-text of the group `number`, said by its function in `_WAYS`. `{number2}` is another number, `{count:foot/feet}` is a
-number with its unit, and `{name}` is looked up in `_names`. A part before or behind a tilde, as in `{number~ to }` or
-`{ to ~ordinal}`, is said only if the group matched. `_` is a blank at an end. `=>@decade` calls the verbalizer's
-`_decade` with the match; if it returns None, the rule does not apply.
+text of the group `number`, put in words by its function in `_WAYS`. `{number2}` is another number, `{count:foot/feet}`
+is a number with its unit, and `{name}` is looked up in `_names`. Text beside a tilde, as in `{number~ to }` or
+`{ to ~ordinal}`, is said only if the group matched. `_` at the start or the end stands for a space. `=>@decade`
+calls the verbalizer's `_decade` with the match; if it returns None, the rule does not apply.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Say = Callable[[Any, Match], str | None]
 class Rule:
     """How a language reads one kind of item, such as decades.
 
-    first: the kinds of character that the item begins with: "digit", "letter", "sign"; a word of letters alone is tried
-    only if it is one of `Locale.words["heads"]`, an abbreviation or the like. pattern: for the package `regex`
+    first: the kinds of character with which the item may begin ("digit", "letter", "sign"). A word of letters alone is
+    tried only if it is in `Locale.words["heads"]`, or is an abbreviation or the like. pattern: for the package `regex`
     (VERSION1, VERBOSE), matched where the item begins; lookbehind is allowed. examples: text that needs this rule → its
     reading; empty if the table's example is in another language.
     """
@@ -87,7 +87,7 @@ def _quantity(voice: Any, written: str) -> str:
     return str(voice.unit(parse_number(number, voice.locale), voice.locale.units[unit]))
 
 
-# Name of a group, without its number → the function that says it; noun: the text behind a colon.
+# Name of a group, without its number → the function that says the group's text. `noun` is the text after a colon.
 _WAYS: Mapping[str, Callable[[Any, str, str], str]] = {
     "cardinal": lambda voice, written, noun: voice.cardinal(int(written), noun),
     "number": lambda voice, written, noun: voice.number(parse_number(written, voice.locale)),

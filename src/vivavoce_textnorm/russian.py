@@ -15,7 +15,7 @@ _ADJECTIVES = compiled(r"(?:\p{L}+(?:ых|их|ые|ие) )+(?=\p{L})")
 
 
 def plural(value: int) -> int:
-    """Index of the noun's form behind a number: 0 as for 1, 1 as for 2 to 4, 2 as for many."""
+    """Index of a noun's form after this number: 0 is the form after 1, 1 that after 2 to 4, 2 that after many."""
     return 2 if value % 100 in range(11, 20) else 0 if value % 10 == 1 else 1 if value % 10 in (2, 3, 4) else 2
 
 
@@ -25,7 +25,7 @@ def _first_fitting(rows: Fixes, context: str) -> str:
 
 
 def _noun(after: str) -> str:
-    """The first word of the text behind, in lower case; adjectives in the plural ("новых") are skipped."""
+    """The first word of the text after a number, in lower case; adjectives in the plural ("новых") are skipped."""
     return compiled(r"\p{L}*").match(_ADJECTIVES.sub("", after.lower(), 1) if after[:2].isalpha() else "")[0]
 
 
@@ -84,7 +84,7 @@ class Russian(European):
         return self.join(head, _ONES[gender][last == "два"]) if last in ("один", "два") and gender in _ONES else said
 
     def noun_gender(self, after: str, few: bool = False, oblique: bool = False) -> str:
-        """The gender of the noun that follows; few: the noun is in the genitive, as behind 2 to 4."""
+        """The gender of the noun that follows; few: the noun is in the genitive, as after 2 to 4."""
         noun = _noun(after)
         if few or oblique:
             return "f" if noun.endswith(("ы", "и") if few else ("ы", "и", "ой", "ей", "е")) and len(noun) > 1 else "m"
@@ -93,7 +93,7 @@ class Russian(European):
         return "f" if len(noun) > 2 and self._feminine.match(noun) else "m"
 
     def case(self, value: int, before: str, after: str) -> str:
-        """The case of a number; it depends on the word before it, on its form (`plural`) and on the noun behind it."""
+        """The case of a number; it depends on the word before the number, `plural(value)` and the noun after it."""
         return _first_fitting(self._cases, f"{before} {plural(value)} {_noun(after)} {after}")
 
     def number(self, number: Number, after: str = "", case: str = "n") -> str:

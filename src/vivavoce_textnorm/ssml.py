@@ -40,9 +40,9 @@ def is_ssml(text: str) -> bool:
 
 
 def find_runs(text: str, marks: frozenset[str]) -> list[TextRun]:
-    """Split any text into runs, which cover it in order; marks: the model's tags, which stay as they are.
+    """Split any text into runs, which cover it in order. `marks` are the model's tags, which stay as they are.
 
-    InvalidText: the SSML is not well-formed XML, or holds a forbidden part; a pause or a rate is outside of its limits.
+    Raises InvalidText for SSML that is malformed or holds a forbidden part, and for a pause or rate beyond its limits.
     """
     if "[" not in text and "<" not in text:  # true for most texts
         return [TextRun([Piece(0, len(text), text)] if text else [])]
@@ -197,7 +197,7 @@ def _break(start: int, attributes: Mapping[str, str]) -> float:
 
 
 def phonemes(alphabet: str, written: str, marks: frozenset[str]) -> str | None:
-    """The model's tags for phones ("arpabet") or syllables ("pinyin"); None: the model does not have all of them."""
+    """Return the model's tags for phones ("arpabet") or syllables ("pinyin"); None if the model lacks one of them."""
     found: list[str] = []
     for one in written.split():
         syllable = _SYLLABLE.fullmatch(unicodedata.normalize("NFC", one.lower().replace("v", "ü").replace("u:", "ü")))

@@ -25,8 +25,8 @@ _ADDED = {"format": "; ", "rules": "\n", "units": ";\n", "currencies": ";\n", "w
 class Locale:
     """How a language writes and names things: data for the rules, which are the same for all languages.
 
-    decimal: the sign before decimals. group: characters between thousands (a blank for all blanks). order: of day,
-    month and year in dates of digits, such as "mdy". joint: separator of spoken words, "" in scripts without spaces.
+    decimal: the sign before decimals. group: characters between thousands (a blank for all blanks). order: the order
+    of day, month and year in digits, such as "mdy". joint: separator of spoken words, "" in scripts without spaces.
     digits: the names of 0 to 9; phone_digits: their names in phone numbers, if they differ.
 
     months: names and abbreviations in lower case without a full stop → 1 to 12. magnitudes: words and letters behind a

@@ -15,7 +15,7 @@ class Piece:
     """Characters start … end − 1 of a text and what is said for them.
 
     rule: the name of the rule that changed them; None where they are said as they are written. Pieces of a text cover
-    it whole, in order, without gaps; an empty `spoken` has a rule that says why.
+    it whole, in order, without gaps; if `spoken` is empty, `rule` gives the reason.
     """
 
     start: int
@@ -44,8 +44,8 @@ class NormalizedText:
 class Number:
     """A number as it was written.
 
-    whole: digits before the decimal sign; decimals: digits after it, as written ("50" of 3.50), "" for none; power: the
-    power of ten of the magnitude behind it (6 for "2.5 million"), 0 for none.
+    whole: the digits before the decimal sign. decimals: the digits after it, as written ("50" in 3.50), or "". power:
+    the power of ten that the word after the number means (6 in "2.5 million"), or 0 without such a word.
     """
 
     whole: int
@@ -95,9 +95,9 @@ class Say:
 class TextRun:
     """Characters of a text with the same language, rate and pause.
 
-    pieces: cover the characters; their `spoken`, joined, is the text that the rules read. said: private characters of
-    that text → the content that each stands for. language: None: the language of the text around the run. rate: factor
-    of the request's speed. pause_s: seconds of silence, if the run is a pause.
+    pieces: cover the characters; their `spoken`, joined, is the text that the rules read. said: private-use character
+    in that text → the content for which it stands. language: None for the language of the text around the run. rate:
+    multiplies the request's speed. pause_s: seconds of silence, if the run is a pause.
     """
 
     pieces: list[Piece]
@@ -112,7 +112,7 @@ class TextRun:
 
 
 def original(pieces: Sequence[Piece], at: int) -> int:
-    """Map a position in the words of the pieces to the text; the end of the words is the end of the last piece."""
+    """Map a position in the joined words of the pieces to the text; the words' end maps to the last piece's end."""
     offsets = [*accumulate((len(piece.spoken) for piece in pieces), initial=0)]
     if at >= offsets[-1]:
         return pieces[-1].end

@@ -38,8 +38,8 @@ _PAUSED = compiled(
 class Verbalizer(ABC):
     """Puts numbers, dates, times and amounts of one language in words, by its tables.
 
-    `after` is the text that follows (up to 40 characters, blanks stripped), which decides gender and case; "": nothing
-    follows. The keys of `locale.words` are point, minus, to (range), score, ratio, percent, and others that a
+    `after` is the text that follows (up to 40 characters, blanks stripped), which decides gender and case; "" if
+    nothing follows. The keys of `locale.words` are point, minus, to (range), score, ratio, percent, and others that a
     language's own methods use.
     """
 
@@ -151,7 +151,7 @@ class Verbalizer(ABC):
         return f" {joint} ".join(filter(None, parts)) if joint else self.join(*parts)
 
     def duration(self, hours: int | None, minutes: int, seconds: Number | None) -> str:
-        """Say a duration such as 1:02:03. If hours or seconds is None, a zero in the second number is silent."""
+        """Say a duration such as 1:02:03. If hours or seconds is None, the last of the others is silent if it is 0."""
         parts = ((None if hours is None else Number(hours), "h"), (Number(minutes), "min"), (seconds, "s"))
         named = [(value, name) for value, name in parts if value is not None]
         said = [self.unit(value, self.locale.units[name]) for value, name in named]
@@ -197,7 +197,7 @@ class Verbalizer(ABC):
         return self.between(sides, "ratio")
 
     def reign(self, value: int) -> str:
-        """Say the number behind the name of a king or a pope: Louis XIV."""
+        """Say the number after the name of a king or a pope: Louis XIV."""
         return self.locale.words["reign"].format(self.ordinal(value))
 
 

@@ -1,4 +1,4 @@
-"""Reads a text that arrives in pieces by the natural rules: a word is given once later text cannot change it."""
+"""Reads, by the natural rules, a text that arrives in pieces. A word is given once later text cannot change it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READING = Lock()
 """Lock held while a block, a whole text or a piece is read: many threads at once would keep the engine's thread from
 the interpreter, and each would load the same tables."""
 MOST_HELD = 300
-"""Maximum number of characters that are held back, as of an address without an end."""
+"""Maximum number of characters that are held back, for example of an address that does not end."""
 _ENOUGH_HELD = 100
 """Above this number of held characters, as in an endless list of numbers, all but the last `_LOOKAHEAD` are given."""
 _LOOKAHEAD = 48
@@ -29,7 +29,7 @@ _WORD, _CHARACTER = 3, 1
 _FOLLOWING = 2 * _WORD
 """Weight of the ordinary text that makes the text before it final: two words, or six Chinese characters."""
 _CONTEXT = 64
-"""Minimum number of characters before the held ones that are read again; no rule looks back this far."""
+"""Minimum number of given characters that are read again with the held ones; no rule looks back this far."""
 _STEP = 200
 
 # Scripts that are written without spaces, with their marks.
@@ -55,11 +55,11 @@ _BEGINS = "<speak"
 
 
 def natural_words(pieces: Iterable[str], language: str | None, settings: Settings) -> Iterator[tuple[str, int]]:
-    """Read a text that arrives in pieces  →  words, each with the number of characters that are read with it.
+    """Read a text that arrives in pieces; yields words, each with the number of characters read up to its end.
 
-    language: of text that does not show its language; None: it is detected from the text so far.
+    `language` is the language of text that does not show its own; if None, it is detected from the text so far.
 
-    SSML is read when all of it is there. InvalidText: see `find_runs`.
+    SSML is read when all of it has arrived. Raises InvalidText as `find_runs` does.
     """
     ssml, pieces = gather_ssml(pieces)
     if ssml:
@@ -168,7 +168,7 @@ class WordStream:
         if kind != "word":
             if written in self._alone or _STYLED.match(written):
                 return -_FOLLOWING
-            if written == "（":  # perhaps of a citation
+            if written == "（":  # it may begin a citation
                 return -5 * _CHARACTER
             return _CHARACTER if kind == "tight" else 0 if kind == "mark" else -_FOLLOWING
         if _ROMAN.fullmatch(written):

@@ -62,7 +62,7 @@ COSYVOICE3_CODES = {
     "audio_tokenizer": Code("audio_tokenizer", "reference_models", "PlainAudioTokenizer"),
     "token2wav": Code("token2mel", "other_layouts", "Token2Mel"),
 }
-"""Models whose layout for CosyVoice3 has the same model name, but other tensors or ids."""
+"""Models of CosyVoice3's layout that have the same names as in other layouts, but other tensors or ids."""
 _CODE = '''"""Triton's Python backend runs this file: the model {model}, whose code is in the package."""
 
 import triton_python_backend_utils as pb_utils
@@ -168,7 +168,7 @@ VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]
         **dict.fromkeys(_LEFT_TO_THE_ENGINE.split(), ("", _text)),
     }
 )
-"""Variable → its default (None: required), and the allowed words or a function that converts or refuses a value."""
+"""Variable → (default, None if a value is required; allowed words, or a function that converts or refuses a value)."""
 
 
 def fill_template(text: str, values: Mapping[str, str], *, name: str = "template") -> str:
@@ -262,8 +262,8 @@ _MADE_FOR = {ModelSet.COSYVOICE3: Generation.V3, ModelSet.DIT: Generation.V2}
 
 
 def check_fits(models: ModelSet, folder: Path) -> None:
-    """`InvalidRequest`: these models are the layout of another generation than the folder's model. `UnsupportedModel`:
-    the folder has no CosyVoice model. Other errors as of `detect_generation`.
+    """Check the folder's model. `InvalidRequest`: the set of models is made for another generation.
+    `UnsupportedModel`: the model is Step-Audio 2's, not CosyVoice's. Other errors are those of `detect_generation`.
     """
     try:
         found, wanted = detect_generation(folder), _MADE_FOR.get(models)
@@ -282,7 +282,7 @@ def check_fits(models: ModelSet, folder: Path) -> None:
 
 
 class LanguageModelRuntime(str, Enum):
-    """The runtime behind the model `tensorrt_llm`."""
+    """The runtime that generates the tokens of the model `tensorrt_llm`."""
 
     ENGINE = "engine"
     """Triton's TensorRT-LLM backend with a built engine."""
@@ -293,7 +293,7 @@ class LanguageModelRuntime(str, Enum):
 
 
 def choose_runtime(wish: LanguageModelRuntime | None) -> LanguageModelRuntime:
-    """Return the wished runtime, or for None the best installed one. `MissingDependency`: it is not installed."""
+    """Return the wished runtime, or for None the best installed one. `MissingDependency`: the wished one is missing."""
     builder, api = shutil.which(BUILDER) is not None, has_package("tensorrt_llm")
     if wish is LanguageModelRuntime.ENGINE and not builder:
         raise MissingDependency(
@@ -376,7 +376,7 @@ class RepositoryPlan:
 
 
 def render_repository(plan: RepositoryPlan, folder: Path) -> bool:
-    """Write the repository unless it is up to date  →  whether it was written.
+    """Write the repository unless it is up to date. Returns whether it was written.
 
     `InvalidRequest`: a value is missing, or the folder has something else in it.
     """

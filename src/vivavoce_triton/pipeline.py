@@ -65,10 +65,10 @@ class PipelineSettings:
     """Settings of one run. `InvalidRequest`: a value is unknown or out of its limits.
 
     first, last: stages 0 to 6; work: folder of all results; model: a name or a folder; hub: hf or modelscope; spk2info:
-    file or URL of stored speakers; language_model: its runtime, None: the best that is installed; engine_dtype: of the
-    engine; values: template variables; environment: folder for the wheel's server, None: the default. The clients
-    request text, or the lines of manifest, in the voice of reference (None: the server's default voice). num_tasks:
-    concurrent users; batch_sizes: None: the usual sizes that the texts fill; device: for stages 1 and 6.
+    file or URL of stored speakers; language_model: its runtime, None for the best installed one; engine_dtype: the
+    engine's data type; values: template variables; environment: folder for the wheel's server, None for the default.
+    The clients request text, or manifest's lines, in the voice of reference (None for the server's default voice).
+    num_tasks: concurrent users; batch_sizes: None for the usual sizes that the texts fill; device: for stages 1 and 6.
     """
 
     first: int
@@ -250,7 +250,7 @@ class Pipeline:
             server.stop()
 
     def reach_server(self) -> tuple[str, str]:
-        """Addresses host:port of HTTP and gRPC: of our server, or of one at the chosen ports, or of one started now."""
+        """host:port for HTTP and for gRPC: of our server, else of a server at the chosen ports, else of a new one."""
         settings = self.settings.server
         if self.server is None and settings.http_port:
             host = settings.reached_at
@@ -313,7 +313,7 @@ def _convert(pipeline: Pipeline) -> Results:
         folders = ["--model-dir", model_dir, "--output-dir", checkpoint]
         pipeline.vivavoce("export", "trtllm", *folders, "--dtype", dtype, "--force", "--quiet")
         pipeline.say("the engine's line: " + made["build"])
-    if built:  # the engine is built elsewhere first, so that its folder is complete or missing
+    if built:  # build the engine in a temporary folder, so that its own folder is complete or missing
         new = engine.with_name(engine.name + ".new")
         shutil.rmtree(new, ignore_errors=True)
         pipeline.run(build_command(str(checkpoint), str(new), dtype))

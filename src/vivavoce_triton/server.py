@@ -151,7 +151,7 @@ def _install(environment: ServerEnvironment, say: Progress, *arguments: str) -> 
 
 
 def _run(environment: ServerEnvironment, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # Remove PYTHONPATH and similar variables: the server ignores them, and would not find packages that they show.
+    # Remove PYTHONPATH and similar variables: the server ignores them, and would not find packages through them.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [str(environment.python), "-I", *arguments]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=inherited, check=False)
@@ -202,8 +202,8 @@ def refuse_foreign(folder: Path, field: str, *marks: str) -> None:
 
 @dataclass(frozen=True)
 class ServerInstallation:
-    """backends: folder of backends, None: the server's own; first_on_path: folder of the `python3` for the Python
-    backend, None: found on PATH; libraries: folders for the dynamic loader.
+    """backends: folder of backends, or None for the server's own; first_on_path: folder of the Python backend's
+    `python3`, or None to find it on PATH; libraries: folders for the dynamic loader.
     """
 
     binary: Path

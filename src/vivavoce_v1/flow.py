@@ -42,7 +42,7 @@ class Regulator(nn.Module):
 @dataclass(frozen=True, eq=False)
 class WholeInput:
     """The input of one row. prompt, tokens: [n] int64. prompt_mel: [prompt frames, bins], possibly without frames.
-    speaker: [bins], projected. kept: [frames, 2, bins], noise and mu of a stream's first frames; None: its first call.
+    speaker: [bins], projected. kept: [frames, 2, bins], noise and mu of a stream's first frames; None at first.
     """
 
     prompt: Tensor
@@ -106,8 +106,8 @@ class FlowV1(nn.Module):
     def begin(
         self, items: Sequence[WholeInput], schedule: FlowSchedule, noise: Tensor, both: PairRunner | None = None
     ) -> tuple[Path, list[Tensor]]:
-        """Begin a batch; returns its `Path` at the noise, and noise and mu for each row's stream to keep, [frames, 2,
-        bins]. noise: [MAX_FRAMES, bins].
+        """Begin a batch. Returns its `Path`, which starts at the noise, and for each row the noise and mu that its
+        stream keeps, [frames, 2, bins]. noise: [MAX_FRAMES, bins].
         """
         mu = self.encode(items)
         frames, size = [self.frames_of(one) for one in items], mu.shape[1]

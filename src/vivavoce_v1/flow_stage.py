@@ -34,7 +34,7 @@ class FlowStreamV1:
         self.on_device: tuple[Tensor, Tensor, Tensor] | None = None
         """Prompt, its mel and the speaker; None until the first call."""
         self.spoken = self.prompt_end = 0
-        """Number of speech tokens whose mel was returned; the prompt has no state."""
+        """spoken: number of speech tokens whose mel was returned; prompt_end: always 0, as the prompt has no state."""
         self.kept: Tensor | None = None
         self.held: Tensor | None = None
         """[frames, bins] mel of the tokens that the next chunk computes again."""
@@ -68,7 +68,7 @@ class SolverV1:
 
 
 class FlowStageV1:
-    """Batches of chunks from speech tokens to mel. One thread uses it; rows never affect one another.
+    """Computes mel from speech tokens, in batches of chunks. One thread uses it; rows never affect one another.
 
     On a CPU each row is computed by itself, so its bits do not depend on other rows; elsewhere rows are padded, and
     padding takes no part in norms and attention. The arguments are those of `FlowStage`; there are no kernels, and each
@@ -98,7 +98,7 @@ class FlowStageV1:
         self._one_by_one, self._num_steps = models.device.type == "cpu", config.num_steps
 
     def prepare(self, frames: int | None = None) -> None:
-        """Do nothing: this stage records nothing."""
+        """Do nothing: this stage has no CUDA graphs."""
 
     def open(self, conditioning: Conditioning, steps: FlowSteps = FlowSteps.OFFICIAL) -> FlowStreamV1:
         return FlowStreamV1(conditioning)

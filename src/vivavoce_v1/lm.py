@@ -20,7 +20,7 @@ from vivavoce.models.lm.slot_lm import SAFE_ROWS, SPEAKER, TEXT, Attend, PackedR
 
 
 class ConformerLM(nn.Module):
-    """A row is a control id, a speaker, an encoded text token, or a speech token. Attention is causal in both parts."""
+    """A row is a control id, speaker, encoded text token, or speech token. Encoder and backbone attend causally."""
 
     def __init__(self, config: ConformerLMConfig) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class ConformerSlotLM:
             # The rows of a text are contiguous, so their distances are those within the text.
             grid = packed.padded[:, : packed.text_end]
             is_text = packed.kinds[grid] == TEXT
-            is_text[:, 1:] &= grid.diff() > 0  # past its end a grid's row repeats the sequence's last one
+            is_text[:, 1:] &= grid.diff() > 0  # past a sequence's end, the grid repeats the last index
             heard = (is_text[:, None] | torch.eye(packed.text_end, dtype=torch.bool, device=ids.device)).tril()
             encoded = lm.text_rows(torch.where(is_text, ids[grid], 0), heard)
             places = torch.where(is_text, grid, len(ids)).flatten()
@@ -149,8 +149,8 @@ class ConformerSlotLM:
         return rows
 
     def _span(self, asking: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-        """Distance back to each key, and 0 where it may be seen, −inf elsewhere: [n, 1, rows, reach]; asking: [n, rows]
-        positions of the queries.
+        """Distance back to each key, and a mask: 0 where a query may see the key, −inf elsewhere. Both are [n, 1, rows,
+        reach]. asking: [n, rows], positions of the queries.
         """
         distance = (asking[..., None] - self._reached[:reach])[:, None]
         hidden = torch.zeros(distance.shape, dtype=self._dtype, device=distance.device)
@@ -160,7 +160,7 @@ class ConformerSlotLM:
         """query: [n, rows, heads, head_dim]; keys, values: [n, heads, reach, head_dim]  →  [n, rows, hidden]."""
         attention, (back, hidden) = self._layers[layer].block.attention, span
         count, _, rows, reach = back.shape
-        # One product for all sequences, of whole blocks of rows, so that a row's bits do not depend on its neighbours.
+        # One product for all sequences, padded to whole blocks of rows, so that a row's bits do not depend on others.
         asked = (query + attention.position_bias).flatten(0, 1).transpose(0, 1)
         asked = pad(asked, (0, 0, 0, -count * rows % SAFE_ROWS)) @ self._layers[layer].distances[..., :reach]
         by_distance = asked[:, : count * rows].unflatten(1, (count, rows)).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""CosyVoice 1's U-Net (arXiv:2407.05407): convolutions see both sides, and the inner levels have half the frames.
+"""CosyVoice 1's U-Net (arXiv:2407.05407): convolutions see past and future, and the inner levels have half the frames.
 
 Norms are taken over a row's whole time, so a row is computed as a whole; padding takes no part in them.
 """

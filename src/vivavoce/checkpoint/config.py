@@ -43,9 +43,9 @@ class Vocabulary:
     """The special ids of the speech language model.
 
     Ids below `num_speech_tokens` are speech tokens; later ids control decoding. `sos` and `task` are rows of the
-    control
-    embedding, which is a separate table, or in CosyVoice3 the table of all ids. The logit of `masked_before_minimum` is
-    masked until the minimum length is reached. Runs of `silent` speech tokens are cut to `MAX_SILENCE`.
+    control embedding, which is a separate table, or in CosyVoice3 the table of all ids. The logit of
+    `masked_before_minimum` is masked until the minimum length is reached. Runs of `silent` speech tokens are cut to
+    `MAX_SILENCE`.
     """
 
     num_speech_tokens: int

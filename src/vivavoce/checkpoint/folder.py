@@ -64,7 +64,7 @@ class ModelCard:
     instructions: bool = True
     """The model was trained to follow instructions; other models would speak them aloud."""
     guarded: bool = False
-    """Requests that do not mention the guard have it; its false alarms were measured on this model."""
+    """The guard is on for requests that do not mention it; its false alarms were measured on this model."""
     flow_steps: int | None = None
     """Number of Euler steps, for a flow that was distilled to it; None: ten steps, as in the official code."""
     voices: Mapping[str, SpeakerCard] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class ModelCard:
 
 
 def detect_generation(folder: Path) -> Generation:
-    """The generation of a model folder, by its yaml file; if there are several, the one with its speech tokenizer.
+    """The generation of a model folder, by its yaml file; of several, the one whose speech tokenizer is there.
 
     ModelNotFound: `folder` is not a folder. CheckpointError: it has no official yaml file, or several fit.
     """

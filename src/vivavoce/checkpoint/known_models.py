@@ -128,7 +128,7 @@ def known_model(name: str) -> KnownModel:
 
 
 def usual_name(model: str) -> str:
-    """The name in requests of a model or folder without a NAME: "iic/CosyVoice2-0___5B" → "CosyVoice2-0.5B"."""
+    """The name that requests use for a model or folder without a NAME: "iic/CosyVoice2-0___5B" → "CosyVoice2-0.5B"."""
     return Path(model).name.replace(_DOT_IN_CACHE, ".")
 
 
@@ -150,7 +150,7 @@ def is_needed(path: str) -> bool:
 
 
 def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
-    """Files that a model needs but `paths` lacks; .safetensors may replace .pt, and tokenizer.json vocab.json."""
+    """Files that a model needs but `paths` lacks; .safetensors may stand for .pt, and tokenizer.json for vocab.json."""
     needed = [YAML_OF[generation], SPEAKER_ENCODER, speech_tokenizer_of(generation)]
     needed += ["llm.pt", "flow.pt", "hift.pt"]
     if generation is not Generation.V1:

@@ -92,7 +92,7 @@ class Section:
         return Section(self.where(key), value)
 
     def read(self, kind: type[Config], **known: Any) -> Config:
-        """Read a dataclass from this section; a `FileKey` is the place of each field. known: values of other fields."""
+        """Read a dataclass from this section; each field's `FileKey` is its place. known: values of other fields."""
         for name, hint in get_type_hints(kind, include_extras=True).items():
             if name not in known:
                 (setting,) = hint.__metadata__

@@ -95,7 +95,7 @@ def _ids(where: str, fields: Mapping[str, Any], key: str) -> Tensor:
 
 
 def _tensor(where: str, fields: Mapping[str, Any], key: str, *shape: int) -> Tensor:
-    """The tensor `key` without its batch dimension; -1 in `shape`: a length, which the tensor `key`_len must equal."""
+    """The tensor `key` without its batch dimension; -1 in `shape` is a length that the tensor `key`_len must equal."""
     value = fields.get(key)
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{where}: {key} is missing or no tensor; make the speaker again")

@@ -1,9 +1,9 @@
 """Reads `.pt` files of `torch.save` safely, as data: tensors, plain values, and dicts, lists and tuples of them.
 
 A pickle is a program. This module interprets only the few instructions that make such values, and refuses all others.
-So
-a file cannot import or call anything, or use much more memory than its size. Since torch 1.6 a `.pt` file is a zip file
-(https://docs.pytorch.org/docs/stable/notes/serialization.html) with the pickle and the uncompressed bytes of tensors.
+So a file cannot import or call anything, or use much more memory than its size. Since torch 1.6 a `.pt` file is a zip
+file (https://docs.pytorch.org/docs/stable/notes/serialization.html) with the pickle and the uncompressed bytes of
+tensors.
 """
 
 from __future__ import annotations

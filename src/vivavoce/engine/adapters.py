@@ -73,9 +73,9 @@ class Adapters:
         return tuple(info for _, info in list(self._named.values()))
 
     def find(self, name: str, held: dict[str, LoadedAdapter]) -> LoadedAdapter:
-        """The adapter with this name. The request keeps it in `held`, so it stays usable if it is removed meanwhile.
+        """Return the adapter with this name. `held` keeps it, so the request can use it even after `remove`.
 
-        AdapterNotFound: no adapter has this name; the message lists the loaded adapters.
+        Raises AdapterNotFound if no adapter has this name; the message lists the loaded adapters.
         """
         if name not in held:
             found = self._named.get(name)
@@ -88,8 +88,8 @@ class Adapters:
         """Read an adapter from its folder, and load it.
 
         place: runs a function in the loop's thread, on the language model's queue, and returns its result.
-        InvalidRequest: the name is taken or malformed, the limit is reached, or `read_adapter` refuses the folder.
-        Overloaded: a removed adapter still occupies the place that the new one needs.
+        Raises InvalidRequest if the name is taken or malformed, the limit is reached, or `read_adapter` refuses the
+        folder. Raises Overloaded if a removed adapter still occupies the place that the new adapter needs.
         """
         check_adapter_name(name)
         if name == NO_ADAPTER:
@@ -121,7 +121,7 @@ class Adapters:
         return info
 
     def remove(self, name: str) -> None:
-        """Unload an adapter; requests that use it already finish with it. AdapterNotFound: no adapter has this name."""
+        """Unload an adapter; requests that use it already go on. Raises AdapterNotFound if none has this name."""
         with self._changing:
             if self._named.pop(name, None) is None:
                 raise self._unknown(name)

@@ -24,7 +24,7 @@ FIRST_CHUNK_SLACK = 2.0
 """A stream is refused if its first chunk would take more than this many times the target (`first_chunk_s`)."""
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 DURATION_S, PROMPT_S, TEXT_ROWS = 10.0, 5.0, 60
-"""The stream that estimates assume: seconds of audio and of the reference, and text tokens with the transcript."""
+"""Estimates assume DURATION_S seconds of audio, PROMPT_S seconds of reference, TEXT_ROWS ids of text and transcript."""
 MAX_ROWS = 32
 """The largest number of chunks in one flow batch."""
 FEW_STREAMS, FEW_WAITING = 8, 8
@@ -136,7 +136,7 @@ class AdmissionController:
         with self._lock:
             load = self.load()
             if not request.live:
-                # More offline sequences than slots would not run sooner, and every plan would take longer.
+                # If more offline sequences than slots ran, none would end sooner, and every plan would take longer.
                 allowed = load.offline < self._slots
             else:
                 allowed = not request.asked or (self.admission_blocker(load) is None and self._can_spare_time(now))
@@ -206,8 +206,8 @@ class AdmissionController:
     def _can_spare_time(self, now: float) -> bool:
         """Whether all listeners have enough audio buffered for the first chunks of one more stream.
 
-        The share of real time tells only that streams keep up once they run. A slow machine works for a new stream
-        alone until its listener has a buffer; meanwhile the other listeners play what they have.
+        The share of real time tells only that streams keep up once they run. A slow machine computes only the new
+        stream until its listener has a buffer; meanwhile the other listeners play the audio that they have.
         """
         others = [one for one in self._running if one.live]
         if not others or self._limits.admission in (AdmissionMode.ALL, AdmissionMode.REFUSE) or not self._slow:
@@ -244,7 +244,7 @@ class AdmissionController:
         """Seconds of work per second of audio for `streams` equal streams that are batched together.
 
         The times of language model, flow and vocoder are added, although a GPU works on two queues (language model;
-        flow and vocoder) at the same time: one thread launches the work of both, and its time is the bottleneck.
+        flow and vocoder) at the same time: one thread launches the work of both queues, and is the bottleneck.
         """
         if streams == 0:
             return 0.0

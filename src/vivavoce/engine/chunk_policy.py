@@ -42,7 +42,7 @@ class AttentionMode(Enum):
     FULL = "full"
     """Frames attend to the whole row: for whole utterances, and for the last chunk of an official stream."""
     GRID = "grid"
-    """Frames attend to all keys up to the end of their chunk in a fixed grid: other chunks of an official stream."""
+    """Frames attend to all keys up to the end of their chunk in a fixed grid; for other chunks of official streams."""
     BLOCKS = "blocks"
     """Frames attend to all keys up to the end of their block. Earlier results stay valid, so chunks reuse them."""
 
@@ -51,9 +51,9 @@ class Schedule(str, Enum):
     """The rule that gives each chunk its hop, in speech tokens.
 
     OFFICIAL: 25, 50, then 100; the first hop is lengthened until prompt and hop together are a multiple of 25.
-    LOW_LATENCY: 15, 15, 25, then 50: audio starts early, and no chunk takes much longer to make than the chunk before
-    it plays. EQUAL: 25 each. EXPONENTIAL: 15, 25, 50, 100, … up to `max_hop`. TIME_BASED: multiples of 15 that grow
-    while the listener's buffer is full; they depend on the clock, so the audio's last bits may differ from run to run.
+    LOW_LATENCY: 15, 15, 25, then 50: audio starts early, and no chunk takes much longer to make than the previous chunk
+    plays. EQUAL: 25 each. EXPONENTIAL: 15, 25, 50, 100, … up to `max_hop`. TIME_BASED: multiples of 15 that grow while
+    the listener's buffer is full; they depend on the clock, so the audio's last bits may differ from run to run.
     """
 
     OFFICIAL = "official"
@@ -173,8 +173,8 @@ class ChunkPolicy:
         prompt_tokens: the voice's speech tokens in the flow; elapsed_s: seconds since the request was accepted.
         """
         if self.schedule is Schedule.TIME_BASED:
-            # The seconds by which the audio is ahead of the clock are compared with 2 and 4 mean times of a chunk,
-            # elapsed_s / chunks. Both sides are multiplied by `chunks`, so that there is no division.
+            # The seconds by which the audio is ahead of the clock are compared with 2 and 4 times a chunk's mean time,
+            # which is elapsed_s / chunks. Both sides are multiplied by `chunks`, so that there is no division.
             ahead, whole = (spoken / tokens_per_second - elapsed_s) * chunks, pending // self.first_hop
             if chunks < 2 or ahead <= 2 * elapsed_s:
                 whole = 1
@@ -197,8 +197,8 @@ _OF_STREAMS = ChunkPolicy.low_latency()
 
 
 def with_short_chunks(policy: ChunkPolicy, frames: int, frames_per_token: int) -> ChunkPolicy:
-    """Shorten the default policy's first chunks to this many mel frames, for which the flow has a faster kernel; 0: it
-    has none. A first chunk also computes the prompt's last tokens: their lookahead is the stream's first speech.
+    """Shorten the default policy's first chunks to `frames` mel frames, for which the flow has a faster kernel; 0 means
+    no such kernel. A first chunk also computes the prompt's last tokens, whose lookahead is the stream's first speech.
     """
     if policy != _OF_STREAMS or not frames:
         return policy
@@ -206,7 +206,7 @@ def with_short_chunks(policy: ChunkPolicy, frames: int, frames_per_token: int) -
 
 
 def policy_for(generation: Generation, policy: ChunkPolicy | None) -> ChunkPolicy:
-    """The policy of a model's stream; None: the generation's default. CosyVoice 1's flow works only with its own
+    """The policy for a model's stream; None gives the generation's default. CosyVoice 1's flow works only with its own
     official chunks, which differ from the official chunks of later generations.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Predicts the seconds that a batch takes from its stage and size, and learns while the engine runs.
+"""Predicts a batch's time in seconds from its stage and size, and learns while the engine runs.
 
 A batch takes fixed + per_row · rows + per_frame · frames + per_pair · pairs seconds; no coefficient is negative. Each
-stage has a Kalman filter, which estimates coefficients that drift slowly; its noise is a share of the time itself. The
-prior gives the ratio of the terms, and the first observations give the scale. An observation's error is clipped at a
-few standard deviations; the limit doubles with each further error in the same direction. A negative estimate is set to
-0 and the others move along their correlation with it, so predictions always grow with the batch.
+stage has a Kalman filter, which estimates coefficients that drift slowly; its measurement noise is a share of the time.
+The prior gives the ratio of the terms, and the first observations give the scale. An observation's error is clipped at
+a few standard deviations; the limit doubles with each further error in the same direction. A negative estimate is set
+to 0 and the others move along their correlation with it, so predictions always grow with the batch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Stage(str, Enum):
 
 
 class ShortBatches(NamedTuple):
-    """The flow's batches of short chunks, which have faster kernels: the most mel frames of a chunk, and the most
-    chunks of a batch. 0: the flow lacks them.
+    """Limits of short batches, for which the flow has faster kernels: a chunk has at most `frames` mel frames, and a
+    batch at most `chunks` chunks. Both are 0 if the flow lacks these kernels.
     """
 
     frames: int = 0
@@ -126,7 +126,7 @@ CPU_PRIORS: Priors = {
     Stage.FLOW: Coefficients(5e-2, 1e-2, 3e-2, 1e-5),
     Stage.VOCODER: Coefficients(1e-2, 1e-3, 6e-3, 0.0),
 }
-"""A laptop's CPU with the 0.5 B model: arithmetic dominates, and batching saves little beside reading weights once."""
+"""A laptop's CPU with the 0.5 B model: arithmetic dominates; batching saves little except repeated reads of weights."""
 
 
 class CostModel:
@@ -187,7 +187,7 @@ class _Filter:
 
     def begin(self) -> None:
         # Start again from the prior with all observations so far. Their lower median sets the scale: first batches are
-        # often too slow, hardly ever too fast. A coefficient's first deviation is the largest value that it can have.
+        # often too slow, hardly ever too fast. A coefficient's first standard deviation is its largest possible value.
         scale = median_low(seconds / sum(map(mul, self._prior, terms)) for terms, seconds in self.first)
         self._streak, self.theta, self._widest = 0, [scale * term for term in self._prior], []
         for i, prior in enumerate(self._prior):

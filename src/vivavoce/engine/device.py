@@ -27,7 +27,7 @@ from vivavoce_kernels.layouts import SHORT_FRAMES, SHORT_ROWS
 
 T = TypeVar("T")
 Launch = Callable[[], None]
-"""Work to be recorded: it uses tensors at fixed addresses, waits for nothing, and makes the same launches each time."""
+"""Work for a CUDA graph: it uses tensors at fixed addresses, never waits, and makes the same launches each time."""
 
 MOST_ROWS, LEAST_ROWS = 256, 8
 """Most and least rows of a common batch size (`BatchSizes`)."""
@@ -175,15 +175,15 @@ def sizes_for(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
 
 
 def in_order_of_recording(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The largest size, then `sizes_for` in descending order. With the largest recorded first, the intermediate tensors
-    of all others fit into its memory, whenever they are recorded.
+    """The largest size, then `sizes_for` in descending order. If the graph of the largest size is recorded first, the
+    intermediate tensors of all other graphs fit into its memory, whenever these are recorded.
     """
     return tuple(dict.fromkeys((sizes[-1], *reversed(sizes_for(sizes, most)))))
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The padded size of a packed batch, whether rows have pages of state, and whether all are short."""
+    """The padded size of a packed batch, whether rows have pages of state, and whether all rows are short."""
 
     positions: int
     rows: int
@@ -193,13 +193,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Ascending sizes in positions. A batch has positions / `per_row` rows, from LEAST_ROWS to MOST_ROWS of them."""
+    """Ascending sizes in positions. Each has room for positions / `per_row` rows, within LEAST_ROWS … MOST_ROWS."""
 
     positions: tuple[int, ...]
     per_row: int
 
     def within(self, most: int | None) -> BatchSizes:
-        """The sizes up to `most` positions, at least the smallest; None: all."""
+        """The sizes up to `most` positions, and always the smallest size; None: all sizes."""
         return BatchSizes(sizes_within(self.positions, most), self.per_row)
 
     def common(self, positions: int, paged: bool) -> Bucket:
@@ -226,7 +226,7 @@ FRAME_SIZES = BatchSizes(
 )
 """Batch sizes, in mel frames, for which graphs of the flow's estimator are recorded."""
 SHORT_BATCHES = ShortBatches(SHORT_FRAMES, SHORT_ROWS)
-"""Limits of short batches, in a flow that has the kernel."""
+"""Limits of short batches in a flow that has the kernels for them."""
 
 
 class Graphs:
@@ -291,7 +291,7 @@ class HostThreads:
 
     Within its context the object is a `PairRunner` (`vivavoce.models.layers`); leaving the context ends the helper.
 
-    count: threads of torch in all; None: torch's number in this thread.
+    count: the number of torch's threads for both together; None: the number that torch uses in the calling thread.
     """
 
     def __init__(self, count: int | None = None) -> None:

@@ -1,8 +1,8 @@
 """The engine: submit a request, get a handle. One thread runs one loop over batched stages.
 
-The loaded models decide which requests are possible. All three networks: text or speech tokens → audio
-(`EngineRequest`). A language model alone: a prompt → speech tokens (`TokenRequest`). Flow and vocoder alone: speech
-tokens → audio (`EngineRequest` with speech tokens in its segments, or pushed to it later).
+The loaded models decide which requests are possible. All three networks turn text or speech tokens into audio
+(`EngineRequest`). A language model alone makes speech tokens from a prompt (`TokenRequest`). Flow and vocoder alone
+turn speech tokens into audio (`EngineRequest` with speech tokens in its segments, or pushed to it later).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def build_stages(
     both: PairRunner | None = None,
     given: Stages = Stages(),
 ) -> Stages:
-    """The stages in `given`, and new ones for models with weights where it has none. Arguments are as for `Engine`.
+    """Return the stages in `given`, and make missing ones for models with weights. Arguments are as for `Engine`.
 
     both: as for `FlowStage`.
 
@@ -296,7 +296,7 @@ class Engine:
 
         Raises:
             InvalidRequest: the request does not fit the model, or needs a network that the engine lacks.
-            Overloaded: running streams would run dry, or too many requests wait; the error has the time to retry.
+            Overloaded: running streams would run dry, or too many requests wait; the error tells when to retry.
             EngineStopped: the engine was closed or has failed.
         """
         self._loop.start()
@@ -367,7 +367,7 @@ class Engine:
         self._adapters.find(name, {})
 
     def remove_adapter(self, name: str) -> None:
-        """Unload an adapter: new requests cannot name it, running ones keep it. AdapterNotFound: it is not loaded."""
+        """Unload an adapter for new requests; running ones keep it. Raises AdapterNotFound if it is not loaded."""
         self._adapters.remove(name)
 
     def _in_loop_queue(self, work: Callable[[], Any]) -> Any:

@@ -27,8 +27,8 @@ FARTHEST_IDS = 8
 """The longest step forward of the attention, in text ids, that counts as progress; longer jumps are ignored."""
 STAND_PACE = 1.5
 UNSPOKEN_SHARE, UNSPOKEN, SURE_TOKENS = 0.25, 0.5, 6
-"""A word is skipped if its attention is below UNSPOKEN_SHARE of its usual speech tokens and more than SURE_TOKENS
-follow it. At the end, text is unspoken if its mean attention is below UNSPOKEN speech tokens for each id."""
+"""A word counts as skipped if its attention is below UNSPOKEN_SHARE of its usual speech tokens and more than
+SURE_TOKENS tokens follow. At the end, text is unspoken if its mean attention is below UNSPOKEN speech tokens per id."""
 PART_IDS, PART_SHARE = 4, 0.2
 """PART_IDS successive text ids that include the first id of a word are skipped if they get less than PART_SHARE of
 their usual speech tokens."""
@@ -120,7 +120,7 @@ def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | 
 
 
 def _repeat(cursor: TextCursor) -> int | None:
-    """The speech token from which on the voice repeats text: the attention stays behind the farthest text id so far."""
+    """The speech token from which on the voice repeats text: the attention stays at ids before the farthest so far."""
     top = back = held = 0
     last, again = -1, set[int]()
     for place, at in enumerate(cursor.looked_at):
@@ -142,7 +142,7 @@ def _repeat(cursor: TextCursor) -> int | None:
 
 
 def _skip(path: Path, attended: Floats, text: GuardedText) -> int | None:
-    """The speech token at which the voice skips a word: little attention goes to the word, and no step of the path."""
+    """The speech token at which the voice skips a word: the word gets little attention, and the path passes over it."""
     ends = (*text.words[1:], text.ids)
     for first, end in zip(text.words, ends, strict=True):
         if end > path[-1] - 1:
@@ -179,7 +179,7 @@ def loop_period(tokens: Sequence[int]) -> int:
 
 
 def cut_for(finding: FoundFault, cursor: TextCursor, lag: float, least: int) -> int:
-    """The number of speech tokens to keep: up to the last text id before the fault, and at least `least`."""
+    """The number of speech tokens to keep: all until the last text id before the fault begins, at least `least`."""
     begins = [int(token + lag) - _CUT_BEFORE for _, token in cursor.reached() if token + lag < finding.at - 1]
     return max(least, begins[-1] if begins else 0)
 

@@ -48,9 +48,9 @@ class RequestResult:
     the language model was stopped at its limit of speech tokens instead of ending by itself (always False if an exact
     number of tokens was asked for, if the tokens were given, or if text arrives token by token, where the limit is an
     error); samples: all samples, [n] float32; segment_samples: number of samples of each segment; reached:
-    `AudioChunk.reached` of each whole segment (only `RequestHandle.result` sets these three); attended: for each text
-    token of a watched segment its attention in all, in speech tokens, None: it was not followed; faults: each fault
-    that the guard found, and whether it was mended before the listener could hear it.
+    `AudioChunk.reached` of each whole segment (only `RequestHandle.result` sets samples and these two); attended: for
+    each text token of a watched segment the sum of its attention, in speech tokens, None if it was not followed;
+    faults: each fault that the guard found, and whether it was mended before the listener could hear it.
     """
 
     error: Exception | None = None
@@ -157,7 +157,7 @@ class Outbox(Generic[T]):
 
 
 More = SegmentRequest | SpeechTokens | tuple[int, ...] | Exception | None
-"""More input for a request: a segment, speech tokens, text ids, None for the end, or an error: no more will come."""
+"""More input for a request: a segment, speech tokens, text ids, None at the end, or an error if no more can come."""
 
 
 class ArrivingText:

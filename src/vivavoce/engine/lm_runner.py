@@ -161,7 +161,7 @@ class LMRunner:
         return changed
 
     def _drawn_again(self, sequence: SequenceState, run: DecodeRun, ended: bool) -> bool:
-        """Check whether a guarded sequence has left its text; if so, go back and sample again. True: it was done.
+        """Check whether a guarded sequence has left its text; if so, go back, sample again, and return True.
 
         run: the run of the whole text.
         """

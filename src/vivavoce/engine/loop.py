@@ -120,8 +120,8 @@ class Loop:
     def close(self, *, drain: bool, timeout_s: float | None) -> None:
         """Stop the loop. Accepted requests are finished (`drain`) or end with EngineStopped.
 
-        A drain lasts `timeout_s` at most; None: until a turn takes STUCK_S. After a drain the current turn has LEAVE_S
-        to end; without a drain it has `timeout_s`, or LEAVE_S if that is None. A device that takes longer is given up.
+        A drain may last `timeout_s`, or if that is None, until a turn takes STUCK_S. Then the current turn has
+        LEAVE_S to end; without a drain it has `timeout_s`, or LEAVE_S if None. A device that takes longer is given up.
         """
         self._closing = True
         self.post(partial(self.stop, drain))
@@ -135,7 +135,7 @@ class Loop:
         self.gc_freeze.end()
 
     def leaves_within(self, timeout_s: float | None) -> bool:
-        """Wait until the loop's thread ends, at most `timeout_s`, None: until a turn takes STUCK_S; False: it runs."""
+        """Return whether the loop's thread ends within `timeout_s`, or if that is None, before a turn takes STUCK_S."""
         assert self.thread is not None
         if timeout_s is not None:
             self.thread.join(timeout_s)
@@ -149,7 +149,7 @@ class Loop:
         self.gc_freeze.end()
 
     def post(self, message: Message) -> None:
-        """Post a message to the loop, from any thread. After the loop's end this thread handles and refuses it."""
+        """Post a message to the loop, from any thread. After the loop's end, the posting thread refuses it."""
         self._inbox.put(message)
         if self.ended:  # the loop may have ended before it could read the message
             self._refuse_messages()
@@ -250,7 +250,7 @@ class Loop:
             if self.ended:
                 raise stopped()
             done.set_result(work())
-        except Exception as error:  # such as too little memory: the caller decides whether to go on without
+        except Exception as error:  # such as too little memory: the caller decides whether to go on
             done.set_exception(error)
 
     def watch(self, heads: TextHeads | None) -> None:

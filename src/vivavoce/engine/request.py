@@ -80,8 +80,8 @@ class Conditioning:
     Make it once for all requests of a voice: the engine caches results that depend on it. Its tensors must not change.
 
     lm_prompt_text: text ids of the reference's transcript, or of an instruction; lm_prompt_tokens: the reference's
-    speech tokens, for the language model; lm_system_text: text ids before lm_prompt_text, the last of which ends the
-    system prompt; flow_tokens: [n] int64, speech tokens for the flow; flow_mel: [frames, bins] float32; embedding:
+    speech tokens, for the language model; lm_system_text: text ids of the system prompt, its end included, before
+    lm_prompt_text; flow_tokens: [n] int64, speech tokens for the flow; flow_mel: [frames, bins] float32; embedding:
     [speaker size] float32, for the flow; lm_embedding: the same for CosyVoice 1's language model, None for later ones.
     """
 
@@ -193,8 +193,8 @@ class InputMode(Enum):
 class EngineRequest:
     """A request for audio: segments that are heard one after the other.
 
-    policy: the audio is cut into chunks, each made before its listener has played the chunks before it; None: offline,
-    one chunk for each whole segment. batch: it has no deadline, and takes only the time that other requests leave.
+    policy: cuts the audio into chunks, each made before the listener has played all earlier chunks; None: offline, one
+    chunk for each whole segment. batch: the request has no deadline, and takes only the time that other requests leave.
     """
 
     segments: tuple[SegmentRequest, ...]

@@ -1,7 +1,7 @@
 """A request inside the engine: the progress of its sequences, and the time until which its listener has audio to play.
 
-Decisions about these numbers need no tensors; the stages' own objects of a sequence are opaque here. The loop and its
-runners write this state, and the scheduler reads it.
+Decisions from these numbers need no tensors; the objects that stages keep for a sequence are opaque here. The loop and
+its runners write this state, and the scheduler reads it.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class SequenceState:
         policy, known = self.request.policy, self._known
         if policy is None or self.pushed is not None:
             return 1
-        # This is called many times a second, and the answer changes once a chunk.
+        # This is called many times a second, and the answer changes only once per chunk.
         need = known[3] if known[:2] == (self.spoken, self.chunks) else self._wanted(now, policy)[1]
         return max(0, self.spoken + need - self.produced)
 
@@ -223,10 +223,10 @@ class SequenceState:
 class RequestState:
     """One accepted request; owned by the loop.
 
-    policy: the chunk policy, None: offline work; outbox: from which the listener takes the results; tokens_only: speech
+    policy: the chunk policy, None: offline work; outbox: the listener takes the results from it; tokens_only: speech
     tokens are wanted, no audio; arrived: sequences that are not opened yet; complete: no more sequences or speech
-    tokens will be pushed; asked: by a client, otherwise by the engine's own warm-up; batch: as in `EngineRequest`;
-    adapters: those that the request uses until its end, by name.
+    tokens will be pushed; asked: whether a client sent the request, and not the engine's own warm-up; batch: as in
+    `EngineRequest`; adapters: those that the request uses until its end, by name.
     """
 
     id: int
@@ -243,7 +243,7 @@ class RequestState:
     adapters: dict[str, Any] = field(default_factory=dict)
     sequences: list[SequenceState] = field(default_factory=list)
     held: dict[int, tuple[bool, Any]] = field(default_factory=dict)
-    """Samples that wait for earlier sequences, by the sequence's place, with whether they are its last samples."""
+    """Samples that wait for earlier sequences, by the place of their sequence, and whether they are its last ones."""
     current: int = 0
     """Index of the sequence whose audio is handed out next."""
     decoded: int = 0
@@ -352,5 +352,5 @@ class RequestState:
 
 
 Taken = tuple[int, ...] | SequenceState | SpeechTokens | Exception | None
-"""More input of a request, checked: text ids, a sequence, speech tokens; None: that was all; an error: no more
-comes."""
+"""More input of a request, checked: text ids, a sequence, or speech tokens; None if that was all; an error if no more
+can come."""

@@ -39,15 +39,15 @@ _SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
 """If at least `_SHARED_SLOTS` sequences decode, a new sequence may wait for other new ones, to decode first tokens with
 them: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
 _CALM_SLOTS, _AMPLE_S = 32, 1.2
-"""While at most `_CALM_SLOTS` sequences decode on a fast device, first tokens go before chunks of listeners who have
-enough in hand: they do not wait for others if all listeners of the flow's batch have `_SCARCE_S`, and the batch pauses
-for them if all have `_AMPLE_S` (`_decodes_first`). Elsewhere there is no time to spare, and gaps would follow."""
+"""While at most `_CALM_SLOTS` sequences decode on a fast device, first tokens go before chunks with enough slack: new
+sequences do not wait for others if the least slack in the flow's batch is `_SCARCE_S` or more, and the batch pauses for
+their tokens if that is above `_AMPLE_S` (`_decodes_first`). Otherwise there is no time to spare: gaps would follow."""
 _WORTH_JOINING = 0.8
 """A chunk joins a batch only if that lengthens the batch by at most this share of the chunk's time alone. Otherwise
 joining saves next to nothing, and delays all other chunks."""
 _SCARCE_S = 0.7
-"""A stream with less slack does not wait while first chunks have a batch of their own: they join its batch. In
-simulations 0.5 made gaps at 700 listeners, and 1.0 halved the gain of 300 listeners."""
+"""If a stream has less slack, first chunks join its batch instead of going ahead in a batch of their own. In
+simulations 0.5 made gaps at 700 listeners, and 1.0 halved the gain at 300 listeners."""
 
 
 class Urgency(NamedTuple):
@@ -217,7 +217,7 @@ class Scheduler:
         size = BatchSize(max(1, len(waiting) + len(decoding)), 0, past)
         step_s = self._costs.predict(Stage.DECODE, size)
         making: dict[SequenceState, int] = {}
-        if self._exclusive:  # a step must not delay the chunk that its listener waits for
+        if self._exclusive:  # a decode step must not delay a chunk that a listener awaits
             making = {chunk.sequence: chunk.hop for batch in at.running for chunk in batch.chunks}
 
         urgency = {one: self._token_urgency(one, at.now, step_s, making.get(one, 0)) for one in (*waiting, *decoding)}
@@ -289,7 +289,7 @@ class Scheduler:
     def _token_urgency(self, sequence: SequenceState, now: float, step_s: float, making: int = 0) -> Urgency:
         """The urgency of a sequence's tokens; it is lower if the next chunk has all tokens and waits only for the flow.
 
-        making: tokens of the sequence's chunk that is in flow or vocoder now; its audio will be heard before.
+        making: tokens of the sequence's chunk that is in flow or vocoder now; its audio is heard before the next chunk.
         """
         lacking, tokens_per_second = sequence.lacking(now), sequence.request.rates.tokens_per_second
         work_s = lacking * step_s + self._chunk_s(max(tokens_per_second, self._least_long), 0)
@@ -330,12 +330,12 @@ class Scheduler:
         return urgency, Plan(advance=batch)
 
     def _decodes_first(self, requests: Collection[RequestState], now: float) -> bool:
-        """Whether few sequences decode, one of a stream that has not sounded among them, and ready chunks can wait."""
+        """Whether few sequences decode, among them one of a stream that has not sounded, and ready chunks can wait."""
         able = (one for request in requests if not request.closed for one in request.decodable())
         decoding = [one for one in able if one.phase is Phase.DECODING]
         silent = (one for one in decoding if one.request.live and one.request.sounding_since is None)
         few = len(decoding) <= self._calm_slots and any(one.lacking(now) for one in silent)
-        # This runs at every step, and a listener who has so much in hand can wait, whatever the chunk costs.
+        # This runs at every step, so listeners with `_AMPLE_S` of audio are left out: they can wait for any chunk.
         near = (one for one in requests if one.sounding_since is None or one.dry_at < now + _AMPLE_S)
         return few and all(its > Urgency(AHEAD, _SCARCE_S) for its, _ in self._ready(near, now))
 
@@ -423,7 +423,7 @@ class Scheduler:
                     continue
                 urgency = self._urgency_of(chunk, now)
                 if urgency.rank == AHEAD and urgency.slack_s > _UNSURE_GUARDS * self._guard_s and chunk.unsure:
-                    continue  # its listener has audio, and the guard may still find a fault in it
+                    continue  # the listener has audio, and the guard may still find a fault in this chunk
                 ready.append((urgency, chunk))
         return ready
 
@@ -436,7 +436,7 @@ class Scheduler:
         return min((self.urgency(one, now, batch.seconds_left) for one in awaited), default=_UNRIVALLED)
 
     def _chunk_s(self, frames: int, past: int) -> float:
-        """Seconds of flow and vocoder for new mel frames after past frames; more of either never takes less."""
+        """Seconds of flow and vocoder for mel frames that attend to past frames; more of either never takes less."""
         past = past // _PAST_STEP * _PAST_STEP
         seconds = self._chunks_s.get((frames, past))
         if seconds is None:

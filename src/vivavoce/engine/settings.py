@@ -32,14 +32,14 @@ CUDA_SLOTS = 256
 CPU_STATE_BYTES = 2 << 30
 SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.25
 """Shares of the CUDA memory that the weights leave: at most SLOTS_SHARE for slots (more if FEWEST_SLOTS need it), and
-BATCHES_SHARE for recordings, batches' tensors and weights in the kernels' layout. The rest is for the flow's state."""
+BATCHES_SHARE for CUDA graphs, batches' tensors and weights in the kernels' layout. The rest is for the flow's state."""
 CUDA_BYTES, LATER_BYTES = 3 << 28, 1 << 28
 """Bytes that CUDA takes beside torch's allocations, for its context and the code of kernels and libraries; LATER_BYTES
 of them are taken only after memory was divided."""
 FEWEST_FRAMES = 2_048
 """The largest flow batch has at least this many mel frames, however little memory there is: smaller ones are slow."""
 FEWEST_BYTES, ROOT_BYTES = 15 << 27, 72 << 20
-"""With kernels: bytes of recordings and batches up to FEWEST_FRAMES, and their growth with the square root of the
+"""With kernels: bytes of CUDA graphs and batches up to FEWEST_FRAMES, and their growth with the square root of the
 frames; fitted to engines of CosyVoice 2 and 3 on an H200 (benchmarks/results/gpu)."""
 FEWEST_SLOTS = 8
 LONE_SLOTS_SHARE = 0.5
@@ -54,10 +54,10 @@ LEAST_ROOM = 1 << 30
 class EngineSettings(AdmissionLimits):
     """The operator's choices, admission's limits included; None: as the device's memory allows.
 
-    slots: sequences that the language model decodes at once; slots_share: if `slots` is None, the largest share for
-    slots of the CUDA memory that the weights leave, None: a quarter, or half if there is only a language model;
+    slots: sequences that the language model decodes at once; slots_share: if `slots` is None, slots take at most this
+    share of the CUDA memory that the weights leave, None: a quarter, or half if there is only a language model;
     state_bytes: memory for the flow's state of the past; memory_bytes: the most memory of a CUDA device that may be
-    taken, the weights included; kernels: whether our own kernels and recorded launches are used, None: if they are
+    taken, the weights included; kernels: whether our own kernels and CUDA graphs are used, None: if they are
     faster, on CUDA devices in 16 bit; deterministic: slower, but a request always gives the same bits, whatever other
     requests share its batches; watermark: the audio carries an inaudible mark of synthetic speech, and comes 20 ms
     later; lm_backend, flow_backend: runtimes of the language model and of the flow's velocity estimator, see
@@ -124,8 +124,8 @@ class EngineSettings(AdmissionLimits):
 @dataclass(frozen=True)
 class MemoryPlan:
     """The division of memory: slots and positions of the key-value cache, bytes for the flow's state, and mel frames of
-    the largest recorded batch (None: batches are not recorded). On CUDA also the bytes of all slots (of another
-    runtime: with its weights), and the estimated bytes of batches."""
+    the largest batch with a CUDA graph (None: there are no graphs). On CUDA also the bytes of all slots (for another
+    runtime, its weights are included), and the estimated bytes of batches."""
 
     slots: int
     capacity: int
@@ -141,7 +141,7 @@ class MemoryPlan:
 
 
 def plan_memory(models: Models | LanguageModel, settings: EngineSettings) -> MemoryPlan:
-    """Divide the device's free memory, after the weights are loaded; InvalidRequest: it is too little."""
+    """Divide the device's free memory, after the weights are loaded. Raises InvalidRequest if it is too little."""
     if models.device.type == "cuda":
         room = cuda_room(models.device, settings.memory_bytes)
         return divide(room, models, settings, uses_kernels(models, settings))
@@ -154,7 +154,7 @@ def plan_memory(models: Models | LanguageModel, settings: EngineSettings) -> Mem
 def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, kernels: bool) -> MemoryPlan:
     """Divide a CUDA device's memory. Only sizes are read, so it works without a device and on models without weights.
 
-    room: bytes that the weights leave; kernels: whether kernels are used. InvalidRequest: the memory is too little.
+    room: bytes that the weights leave; kernels: whether they are used. Raises InvalidRequest if memory is too little.
     """
     has_flow, capacity = isinstance(models, Models), _capacity(models)
     keeps_state = has_flow and models.config.generation is not Generation.V1
@@ -172,7 +172,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
             fitting = [size for size in FRAME_SIZES.positions if _batches_bytes(size) <= batches]
             batch_frames = max((FEWEST_FRAMES, *fitting))
             batches = _batches_bytes(batch_frames)
-            # If the device is too small for all recordings, less is reserved: not all of them are needed at once.
+            # If the device is too small for all graphs, less is reserved: not all of them are needed at once.
             spared = min(batches, room // 2)
     # One additional slot is for padding.
     slots_bytes = int(room * share) if apart else (slots + 1) * per_slot
@@ -189,7 +189,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
 
 
 def _batches_bytes(frames: int) -> int:
-    """Bytes of batches and recordings, if the largest recorded batches have this many mel frames."""
+    """Bytes of batches and CUDA graphs, if the largest batches with a graph have this many mel frames."""
     return FEWEST_BYTES + int(ROOT_BYTES * (sqrt(frames) - sqrt(FEWEST_FRAMES)))
 
 
@@ -209,7 +209,7 @@ def slot_bytes(model: Models | LanguageModel, capacity: int) -> int:
 
 
 def adapter_bytes(model: Models | LanguageModel, settings: EngineSettings) -> int:
-    """Bytes of all places for adapters, each of the largest rank; UnsupportedModel: CosyVoice 1 has no adapters."""
+    """Bytes of all places for adapters, each of the largest rank. CosyVoice 1 has none: raises UnsupportedModel."""
     if not settings.adapter_places:
         return 0
     rank = rounded(settings.max_adapter_rank, RANK_STEP)
@@ -242,7 +242,7 @@ def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bo
 
 
 def room_beside(weights: int, memory_bytes: int) -> int:
-    """Bytes of `memory_bytes` that remain beside the weights; InvalidRequest: too few remain."""
+    """Bytes of `memory_bytes` that remain beside the weights. Raises InvalidRequest if too few remain."""
     room = memory_bytes - weights - CUDA_BYTES
     if room < LEAST_ROOM:
         raise InvalidRequest(

@@ -58,7 +58,7 @@ class LMInterface(Protocol):
         """Record in advance the launches that this many slots need; None: all slots."""
 
     def check(self, run: DecodeRun, slot: int | None = None) -> None:
-        """Raise InvalidRequest for a run that needs more positions than the slot has left; None: than an empty slot."""
+        """Raise InvalidRequest for a run that needs more positions than the slot has left (None: an empty slot)."""
 
     def open(self, params: SamplingParams, seed: int) -> int:
         """Take a free slot; returns its number."""
@@ -72,7 +72,7 @@ class LMInterface(Protocol):
     def collect(self, wait: bool) -> list[Sampled]:
         """Ids of finished launches, oldest first; wait: block for the oldest one if none is finished.
 
-        EngineStopped: no more ids will come; after any other error it is unknown which launch failed.
+        Raises EngineStopped if no more ids will come; after any other error it is unknown which launch failed.
         """
 
     def wait(self) -> None:

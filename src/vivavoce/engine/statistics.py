@@ -29,7 +29,7 @@ SIZES = tuple(float(2**power) for power in range(13))
 
 @dataclass
 class Histogram:
-    """Values ≥ 0, counted by bucket. `bounds`: inclusive upper bounds; the last of `counts` is of larger values."""
+    """Values ≥ 0, counted by bucket. `bounds`: inclusive upper bounds; the last of `counts` counts larger values."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)

@@ -106,11 +106,11 @@ class SynthesisRunner:
         sequence.wave = self.vocoder.open(segment.seed, segment.speed, joins)
         if request.policy is not None and joins is CrossfadeMode.SEAMLESS:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
-            # For a voice's first sequence a GPU computes the prompt with the first chunk, and keeps no state of it. If
-            # the voice comes again, the state goes first: later sequences need not compute it.
+            # For a voice's first sequence a GPU computes the prompt with the first chunk, and keeps no state of the
+            # prompt. If the voice comes again, the state is computed first: later sequences need not compute it.
             if self.queue.on_cuda and sequence.flow.voice is not None and sequence.flow.meet():
                 sequence.lacks_prompt = False
-            # A hit: the chunks continue the state of the voice's prompt, left by an earlier stream.
+            # It is a hit if the chunks continue the state of the voice's prompt that an earlier stream left.
             if request.asked and sequence.flow.voice is not None:
                 with self._statistics.lock:
                     self._statistics.now.prompt_cache_hits += sequence.flow.known is not None
@@ -284,7 +284,7 @@ class SynthesisRunner:
         else:
             self._leaving.append((chunks, copies, mark))
             return
-        # Not inside the `except` block, where the exception would keep the batch's tensors alive.
+        # This stays outside of the `except` block, in which the exception would keep the batch's tensors alive.
         self._make_room()
         half = len(chunks) // 2
         self._vocode(chunks[:half], mels[:half])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 STEPS = 4
-"""The most text tokens by which the path moves on at a small cost in one speech token."""
+"""The most text tokens by which the path moves on at a small cost from one speech token to the next."""
 _STEP_COST, _JUMP_COST = 0.5, 5.0
 _FLOOR = 0.01
 """Smaller values of attention are raised to this."""
@@ -20,11 +20,11 @@ Floats = NDArray[np.float32]
 
 
 class TextCursor:
-    """Follows one sequence. Text tokens are counted in its text, and speech tokens from its first one."""
+    """Follows one sequence. Text tokens are counted from the start of its text, speech tokens from its first one."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, Floats]] = []
-        """For each speech token: the first text token, and the attention to it and to later ones; empty: unknown."""
+        """For each speech token: a first text token, and the attention to it and to later ones; empty if unknown."""
         self.astray: list[float] = []
         """For each speech token: the share of its attention that goes to the prompt's text; 0 if that was not read."""
         self.prompt_ids: list[int] = []
@@ -34,7 +34,7 @@ class TextCursor:
         self._attended = np.zeros(0, np.float32)
         self._scores = np.zeros(1, np.float64)
         self._came: list[NDArray[np.int32]] = []
-        """For each speech token and text token: where the best path to it was one speech token before."""
+        """For each speech and text token: the text token one speech token earlier on the best path to this pair."""
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -62,12 +62,12 @@ def _changes(sample_rate: int, size: int) -> Samples:
 class WatermarkStream:
     """Marks one stream of mono speech, piece by piece; each stream needs a new object.
 
-    sample_rate: hertz, at least 8000. The marked speech is as long as the speech, and does not depend on how it is cut.
-    The delay is below 20 ms: a sample is returned once 20 ms less one sample of later speech are there, or before that.
+    sample_rate: hertz, at least 8000. The marked speech is as long as its input, and the same however the input is cut.
+    The delay is below 20 ms: a sample is returned at the latest when 20 ms less one sample of later speech were added.
     Silence stays silence, and frequencies below 200 and above 3500 Hz hardly change.
 
     Raises:
-        InvalidRequest: the rate is lower.
+        InvalidRequest: the rate is below 8000 Hz.
     """
 
     def __init__(self, sample_rate: int) -> None:
@@ -81,7 +81,7 @@ class WatermarkStream:
         self._num_frames = 0
 
     def mark(self, samples: Samples) -> Samples:
-        """Add speech [n]; returns the marked samples [m], float32, that are complete with it; m may be 0."""
+        """Add speech [n]; returns the marked samples [m], float32, that are complete by now; m may be 0."""
         self._waiting = np.concatenate((self._waiting, np.asarray(samples, np.float32)))
         hop, first = self._hop, self._num_frames
         count = len(self._waiting) // hop - 1

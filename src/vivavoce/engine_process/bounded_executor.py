@@ -20,7 +20,7 @@ class BoundedExecutor:
     """Runs blocking work for one event loop. Work that hangs keeps its thread, but its caller gets an error in time.
 
     threads, waiting: how much work may run at once, and may wait; limit_s: seconds for each, its waiting included;
-    error: makes the error for work that was not done; niceness: of the threads, on Linux.
+    error: makes the error for work that was not done; niceness: the threads' niceness, on Linux.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class BoundedExecutor:
             self._taken += 1
             doing.add_done_callback(self._leave)
             try:
-                # At the time limit the work is not cancelled: the executor would still hold it, without counting its
-                # place.
+                # At the time limit the work is not cancelled, because its place would then count as free although the
+                # executor still holds the work.
                 await asyncio.wait((doing,), timeout=self._limit_s)
                 if doing.done():
                     return cast(Result, doing.result())

@@ -38,12 +38,12 @@ that was ready once counts as one failure less, so that after a single crash the
 STEADY_S = 60.0
 """If a process was ready and ran for this many seconds, failures are counted from 0 again."""
 PULSE_S, LATE_S, STUCK_S = 1.0, 3.0, 20.0
-"""Seconds between health checks; seconds without an answer until requests are refused, and until it is killed."""
+"""Seconds between health checks, and without an answer until requests are refused, and until the process is killed."""
 RESTART_S, RESTART_FACTOR = 600.0, 4.0
 """Limit of the seconds until a restarted process is ready: RESTART_S, or RESTART_FACTOR times the first start,
 whichever is longer. The first start has no limit: it may download a model, and an operator watches it."""
 ENDING_S = 5.0
-"""Seconds that a process has to end after it was asked to, and again after it was killed."""
+"""Seconds to wait for a process to end after it was asked to end, and again after it was killed."""
 MOST_UNSENT_BYTES = 64 << 20
 """Limit of bytes of messages that the process has not read; it reads them at once unless it is stuck."""
 
@@ -76,7 +76,7 @@ class RemoteStream:
     def cancel(self) -> None:
         if self.verdict is None:
             self._send(messages.Cancel(self._number))
-            while not self._events.empty():  # nothing is left for the listener, who has left
+            while not self._events.empty():  # the listener has left and takes no more events
                 self._events.get_nowait()
             self.on_end(Verdict(FinishReason.CANCELLED))
 
@@ -144,7 +144,7 @@ class EngineClient:
         await self._first
 
     async def reload(self, voices: VoicesSection, logging: LoggingSection, lexicons: Lexicons | None) -> None:
-        """Send settings that a running process can change (`ModelService.reload`), and keep them for the next ones."""
+        """Send settings that a running process can change (`ModelService.reload`), and keep them for new processes."""
         self._settings = self._settings._replace(voices=voices, logging=logging, lexicons=lexicons)
         if self._can_speak.is_set():
             await self._call("reload", voices, logging, lexicons)
@@ -208,7 +208,7 @@ class EngineClient:
 
     @property
     def added_adapters(self) -> tuple[tuple[str, str], ...]:
-        """Names and folders of the adapters that were added while it ran."""
+        """Names and folders of the adapters that were added while the engine ran."""
         return self._settings.adapters
 
     async def adapters(self) -> tuple[AdapterInfo, ...]:
@@ -275,7 +275,7 @@ class EngineClient:
             self._idle.set()
 
     def _send(self, message: messages.ToProcess | EngineProcessSettings) -> None:
-        """Send a message to the process. If the process has ended, it is lost, and `_lose_all` tells its sender."""
+        """Send a message to the process. If that has ended, the message is lost, and `_lose_all` tells its sender."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(framed(message))
 

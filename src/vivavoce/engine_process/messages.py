@@ -59,7 +59,7 @@ class Speak:
 class MoreText:
     number: int
     text: str | None
-    """More of a streamed text; None: its end."""
+    """More of a streamed text; None marks the end of the text."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class MethodCall:
 
 @dataclass(frozen=True)
 class Ping:
-    """A health check. It is answered once work on texts and recordings moves; a process with a failed engine ends."""
+    """A health check. The answer comes when texts and recordings make progress; a process with a failed engine ends."""
 
     number: int
 

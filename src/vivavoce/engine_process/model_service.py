@@ -123,7 +123,7 @@ class ModelService:
             return str(failure)
 
     async def read(self, text: str, work: Callable[[], Result]) -> Result:
-        """Run `work`, which normalises this text, in a thread. Overloaded: too many texts wait, or one takes long."""
+        """Run `work`, which normalises this text, in a thread. Overloaded: too many texts wait, or this takes long."""
         return await (self._text if len(text) <= MAX_BLOCK_CHARS else self._long_text).run(work)
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
@@ -141,7 +141,7 @@ class ModelService:
         return Lexicon({**known, **request.lexicon}) if request.lexicon else known
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
-        """Find or extract a voice; errors: see `VoiceRegistry.requested`. If the store hangs, only built-in ones."""
+        """Find or extract a voice; only built-in voices if the store hangs. Raises like `VoiceRegistry.requested`."""
         if isinstance(voice, Recording):
             return await self._extracted(voice)
         if voice is None and self.registry.rules.default is None:
@@ -208,7 +208,7 @@ class ModelService:
             await self._store.run(self.registry.warn_of_missing)
 
     async def room_beside(self, memory_gb: float | None) -> str:
-        """The reason why a second engine of this `model.memory_gb` does not fit on the same device; "": it fits."""
+        """The reason why a second engine with this `model.memory_gb` does not fit on the device too; "" if it fits."""
         device, own = self.engine.models.device, self.engine.settings.memory_bytes
         used, total = await self._text.run(lambda: _memory(device))
         if device.type == "cuda":
@@ -264,7 +264,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     for name, place in settings.adapters:
         try:
             engine.load_adapter(name, place)
-        except VivavoceError as error:  # its folder may have changed since; the others go on without it
+        except VivavoceError as error:  # its folder may have changed; go on without this adapter
             log.error("adapter not loaded: %(name)s: %(error)s", {"name": name, "error": error})
     if model.warm_up_s:
         front_end.text.warm_up()
@@ -322,7 +322,7 @@ def missing_room(used: float, total: float, own: float | None, wanted: float | N
 
 
 def _memory(device: torch.device) -> tuple[int, int]:
-    """Bytes in use and in total: of the GPU, or of this process and its limit."""
+    """Bytes in use and in total: of a CUDA device, or else of this process and its memory limit."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free, total

@@ -1,6 +1,6 @@
 """The engine's process. Its one argument is the file descriptor of its socket.
 
-It ends when the server closes the socket, or when the engine has failed: then the server starts another one.
+It ends when the server closes the socket, or when the engine has failed; after a failure the server starts it again.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from vivavoce.logs import configure
 log = logging.getLogger(__name__)
 
 OWNER_SHARE, WAITING_SHARE = 4, 2
-"""One owner may have at most 1/4 of the requests on their way to the engine, and 1/2 of its places to wait."""
+"""One owner may have at most 1/4 of the requests on their way to the engine, and 1/2 of the engine's places to wait."""
 POLL_S = 0.05
 """Seconds between checks of threads that are all busy."""
 ENGINE_FAILED = 3
 DEFECT = 1
 CLOSING_S = 10.0
-"""Limit in seconds for closing model and voices: with a stuck device it would never end."""
+"""Limit in seconds for closing model and voices, because a stuck device would make this last for ever."""
 
 
 class EngineServer:
@@ -132,7 +132,7 @@ class EngineServer:
 
     @contextmanager
     def _on_its_way(self, request: SpeechRequest) -> Iterator[None]:
-        """Count a request until the engine has it: it may hold a thread and a recording. Overloaded: too many."""
+        """Count a request until the engine has it, as it may hold a thread and a recording. Overloaded: too many."""
         coming, owner, most = self._coming[request.text is None], request.owner, self._service.max_coming
         own, most_own = coming.count(owner) if owner else 0, most // OWNER_SHARE
         most_own = min(most_own, max(1, self._service.engine.places // WAITING_SHARE))
@@ -184,7 +184,7 @@ async def run(connection: socket.socket) -> int:
     if settings is None:
         return 0
     configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)
-    # The loop's own threads do not serve: `asyncio.run` waits for them at its end, and loading may take long.
+    # The loop's own threads are not used: `asyncio.run` waits for them at its end, and loading may take long.
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="vivavoce-model")
     opening = loop.run_in_executor(thread, open_model_service, settings)
     leaving = asyncio.ensure_future(read_message(reader))  # until the model is loaded, the server sends nothing

@@ -20,7 +20,7 @@ def delivery_of(
 ) -> Delivery | None:
     """Estimate how well a text was spoken; None if attention was not tracked or the request has failed.
 
-    timers: one for each segment, after its last audio; pace: usual number of speech tokens for each text token.
+    timers: one for each segment, which has taken all of its audio; pace: usual number of speech tokens per text token.
     """
     followed = [
         (timer, attended, tokens)
@@ -66,7 +66,7 @@ def warnings_about(delivery: Delivery | None) -> tuple[str, ...]:
 
 
 def reason_of(cut: bool, delivery: Delivery | None) -> FinishReason:
-    """The reason why speech without an error ended; cut: a segment reached its limit of speech tokens."""
+    """The finish reason of speech that did not fail; cut: a segment reached its limit of speech tokens."""
     if cut:
         return FinishReason.LENGTH
     return FinishReason.INCOMPLETE if delivery is not None and delivery.missing else FinishReason.STOP

@@ -61,7 +61,7 @@ class PlannedSegment:
 class FrontEnd:
     """Plans the segments that the engine speaks. Thread-safe.
 
-    extractor: extracts voices from recordings. A voice's conditioning is computed once and cached as long as the voice.
+    extractor: extracts voices from recordings. A conditioning is computed once and cached until its voice is freed.
     """
 
     config: ModelConfig
@@ -85,8 +85,8 @@ class FrontEnd:
     ) -> Iterator[PlannedSegment]:
         """The segments of a whole text, in order and without gaps. Each segment's seed is the previous seed plus one.
 
-        The text is normalised block by block, when the iteration needs its segments. All errors are raised before the
-        first segment, except for characters that the vocabulary cannot encode.
+        Each block of the text is normalised when the iteration needs the block's segments. All errors are raised before
+        the first segment, except for characters that the vocabulary cannot encode.
 
         silent: speak a text without words as `SILENCE_S` of silence; an empty text is still refused.
 
@@ -112,7 +112,7 @@ class FrontEnd:
 
     @property
     def arrival(self) -> InputMode:
-        """The unit of `plan_arriving`: words if the generation and the model's card allow this, else sentences."""
+        """How `plan_arriving` plans: by words if the generation and the model's card allow this, else by sentences."""
         by_words = self._modes.by_words and self.card.text_stream is TextStream.INTERLEAVED
         return InputMode.TOKENS if by_words else InputMode.SEGMENTS
 
@@ -126,9 +126,9 @@ class FrontEnd:
     ) -> Iterator[PlannedSegment]:
         """The segments of a text that arrives in pieces; each segment follows as soon as its text is complete.
 
-        By sentences: each sentence is planned as in `plan`. By words: all requests continue one segment, each with the
-        text ids of the next words; start and end are the characters read so far. Words are normalised only if the
-        reading is natural. The first piece must contain all of a system prompt. Errors as in `plan`, at each piece.
+        If `arrival` is by sentences, each is planned as in `plan`. If it is by words, each request adds the text ids of
+        the next words to the only segment, whose start and end cover all text read so far; only natural rules normalise
+        the words. The first piece must contain all of a system prompt. Each piece may raise the errors of `plan`.
         """
         text_filter, options = TextFilter(options.reasoning), _adapted(options, voice)
         one = None
@@ -217,7 +217,7 @@ class FrontEnd:
         return SegmentRequest(condition(voice, CONVERSION), speech_tokens=tokens, speed=speed, seed=seed)
 
     def resolved(self, options: SpeakOptions) -> SpeakOptions:
-        """The options with the model's own default of `guard`."""
+        """The options, with the model's default for `guard` if `guard` is None."""
         return replace(options, guard=self.card.guarded) if options.guard is None else options
 
     def _segments(

@@ -55,7 +55,7 @@ def model_folder(model: str | Path | None) -> Path:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of this name; "auto": a CUDA device if present, else the CPU. InvalidRequest: it is not present."""
+    """The device of this name; "auto" means CUDA if present, else CPU. InvalidRequest: it is unknown or not present."""
     import torch
 
     if name == "auto":
@@ -106,9 +106,9 @@ def _has_bfloat16() -> bool:
 
 
 def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 2) -> int:
-    """Number of processes that read texts. asked: 0 … 64, else InvalidRequest; None: 2 to 4 on CUDA, else `on_cpu`."""
+    """Number of text processes. asked: 0 … 64, else InvalidRequest; None gives 2 to 4 on CUDA, otherwise `on_cpu`."""
     if asked is None:
-        # Four processes read more text than one GPU speaks; with two, one is always free for short texts.
+        # Four processes read text faster than one GPU speaks; with two, one process is always free for short texts.
         return max(2, min(4, (os.cpu_count() or 1) // 4)) if device.type == "cuda" else on_cpu
     if not 0 <= asked <= 64:
         raise InvalidRequest(f"text_processes: {asked} is outside of 0 … 64; choose a few")

@@ -111,7 +111,7 @@ def choose_mode(
 
 
 def condition(voice: Voice, route: Route, text: tuple[int, ...] = (), system: tuple[int, ...] = ()) -> Conditioning:
-    """The features of a voice that a route needs. text: ids of the transcript or instruction; system: of its prompt."""
+    """The features of a voice for a route. text: ids of transcript or instruction; system: ids of the system prompt."""
     prompted = route.flow_prompt and voice.has_prompt
     tokens = voice.speech_tokens.long()
     return Conditioning(

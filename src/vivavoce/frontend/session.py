@@ -37,7 +37,7 @@ from vivavoce_textnorm import MAX_BLOCK_CHARS
 
 Text = str | Iterable[str] | AsyncIterable[str]
 AHEAD = 4
-"""Segments that the engine gets ahead of the segment being heard: enough to avoid gaps, with little work in vain."""
+"""Number of segments after the one being heard that the engine gets: enough to avoid gaps, with little useless work."""
 
 
 class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
@@ -71,7 +71,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         self._engine, self._front_end, self._later = engine, front_end, later
         self._progress = _Progress()
         self.handle = _NOT_STARTED
-        """The engine's request, after `start`."""
+        """The handle of the engine's request, once `start` has submitted it."""
         self.policy = policy_for(front_end.config.generation, policy)
         self.batch = False
         """Whether the request has no deadlines, see `EngineRequest`; set it before `start`."""
@@ -129,7 +129,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             start_thread(partial(_feed, self.handle.text, segments, progress), progress.close)
 
     def on_heard(self, segment: int, samples: int = 0) -> None:
-        """Count samples of this segment that the listener has taken; the engine then gets the segments after it."""
+        """Count samples that the listener took of this segment; the engine then gets the segments after this one."""
         progress = self._progress
         with progress.changed:
             progress.heard = max(progress.heard, segment)
@@ -174,7 +174,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         start(self)
 
     async def events(self) -> AsyncIterator[SpeechEvent]:
-        """Iterate over each segment's announcement and its chunks, except empty ones. Raises the request's error."""
+        """Yield each segment's announcement, and its chunks with samples or words. Raises the request's error."""
         announced = self._progress.announced
         async for chunk in self.handle:
             while announced:
@@ -187,7 +187,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """Characters and times of the segments taken so far; the last end grows, and `cut` is known at the end."""
+        """Characters and times of the segments taken so far; the last `end_s` grows; `cut` is known at the end."""
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
         return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.outcome.cut)
 
@@ -284,7 +284,7 @@ class _Progress:
             yield piece
 
     def give(self, segment: PlannedSegment) -> None:
-        """Record the next segment for the engine; if the text arrives by words, the next words of the only segment."""
+        """Note the next segment for the engine or, if text arrives by words, the next words of the only segment."""
         if self.arrival is not InputMode.TOKENS:
             self.spans.append((segment.start, segment.end))
         else:  # the span begins after a system prompt, which is not spoken
@@ -308,7 +308,7 @@ class _Progress:
         self.end_source()
 
     def wait_until_near(self) -> bool:
-        """Block until the listener is near enough for the next segment; False: the session was closed."""
+        """Block until the listener is within `AHEAD` segments of the next one; False if the session was closed."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed.is_set() or len(self.spans) <= self.heard + AHEAD)
             return not self.closed.is_set()

@@ -39,7 +39,7 @@ Options = TypeVar("Options", bound="SpeakOptions")
 
 
 class Mode(str, Enum):
-    """The way in which a voice is used; the table in `modes.py` shows which stage gets which of its features."""
+    """The way in which a voice is used; the table in `modes.py` shows which stage gets which features of the voice."""
 
     ZERO_SHOT = "zero_shot"
     CROSS_LINGUAL = "cross_lingual"
@@ -336,7 +336,7 @@ class HeardText:
 
 
 def heard_until(seconds: float, words: Sequence[Word], marks: Sequence[Mark]) -> HeardText:
-    """The text that is heard by this time, in whole words; without word times, a segment's share by time."""
+    """The text heard by this time, in whole words; without word times, part of the last segment, estimated by time."""
     seconds = min(seconds, marks[-1].end_s if marks else 0.0)
     begun = [one for one in (words or marks) if one.start_s < seconds]
     if not begun:

@@ -18,7 +18,7 @@ from vivavoce_textnorm import NormalizedText
 
 
 class VoiceOptions(TypedDict, total=False):
-    """Options for storing a voice. replace: overwrite a voice of this name; adapter: its LoRA adapter, or ""."""
+    """Options to store a voice. replace: overwrite a voice of this name; adapter: the voice's LoRA adapter, or ""."""
 
     description: str
     replace: bool
@@ -36,13 +36,13 @@ class SpeechStream(Protocol):
     def verdict(self) -> Verdict | None: ...
 
     def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
-        """Segments and audio in order: each segment's text before its audio, in chunks of one sample or more.
+        """Yield each segment's text and then its audio, in order; the audio has chunks of one sample or more.
 
         Raises the request's error. The end of the iteration does not end the request; `cancel` does.
         """
 
     async def push(self, text: str) -> None:
-        """Append a piece to a streamed text. InvalidText: the piece cannot be spoken; the earlier text goes on."""
+        """Append a piece to a streamed text. InvalidText: this piece cannot be spoken; earlier text still is spoken."""
 
     async def end(self) -> None: ...
 
@@ -92,7 +92,7 @@ class ModelInfo:
 
     @classmethod
     def described(cls, card: ModelCard, generation: str, rate: int, marks: frozenset[str], name: str = "") -> ModelInfo:
-        """rate: in Hz; name: the model's name, or "" for the name on its card."""
+        """rate: the sample rate in Hz; name: the model's name, or "" for the name on its card."""
         demo, own = card.demo or not card.trained, name or card.name
         return cls(own, card.description, rate, demo, card.instructions, card.languages, marks, generation)
 

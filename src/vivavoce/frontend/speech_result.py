@@ -63,7 +63,7 @@ class Speech:
         return f"Speech({self.duration_s:.2f} s, {self.sample_rate} Hz, {len(self.marks)} segments)"
 
     def __add__(self, other: Speech) -> Speech:
-        """Join two speeches. Times of the second begin when the first ends. InvalidRequest: their rates differ."""
+        """Join two speeches. The first's length is added to the second's times. InvalidRequest: the rates differ."""
         if not isinstance(other, Speech):
             return NotImplemented
         if self.sample_rate != other.sample_rate:

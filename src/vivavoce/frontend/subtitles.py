@@ -1,8 +1,8 @@
 """Subtitles of speech: SubRip (.srt) and WebVTT (.vtt).
 
 The subtitles of a segment begin and end exactly where its audio does. A segment that is too long for one subtitle is
-split into several. If the times of its words are unknown, its time is shared among them by their number of characters
-without white space. `sentence_cues` uses the known times of words instead.
+split into several, which share the segment's time in proportion to their number of characters without white space.
+If the times of words are known, `sentence_cues` uses these instead.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _fitting(atoms: Sequence[str]) -> int:
 
 
 def _good_end(atoms: Sequence[str], limit: int) -> int:
-    """Number of atoms in a subtitle, at most `limit`: up to the last sentence or clause end in the second half."""
+    """Number of atoms in a subtitle, over half of `limit`: up to a sentence end, else a clause end, else `limit`."""
     if limit == len(atoms):
         return limit
     lengths = list(accumulate(map(len, atoms), initial=0))

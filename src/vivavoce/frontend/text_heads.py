@@ -1,4 +1,4 @@
-"""Finds and stores the attention heads of a checkpoint whose weights show which text token is being spoken."""
+"""Finds and stores those attention heads of a checkpoint that show which text token is being spoken."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SENTENCES = {
 _VERSION = 2
 """Part of the stored file's name; increase it when the search for heads changes, so that old files are ignored."""
 _SHIPPED = Path(__file__).parents[1] / "data" / "text-heads"
-"""Folder of heads that the package contains: those of the model mini."""
+"""Folder in the package with the stored heads of the model mini."""
 _finding = threading.Lock()
 
 

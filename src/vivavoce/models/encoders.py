@@ -18,7 +18,7 @@ from vivavoce.errors import CheckpointError, InvalidAudio
 from vivavoce.models.features import SAMPLE_RATE, speaker_fbank, whisper_log_mel
 from vivavoce.time_limit import time_limit
 
-MAX_RUN_S = 60.0  # maximum seconds for a recording, which has at most 30 s of speech
+MAX_RUN_S = 60.0  # maximum run time in seconds for a recording, which has at most 30 s of speech
 MAX_FIELDS = 10_000  # maximum number of top-level fields; a published file has about ten
 _ERRORS_ONLY = 3
 _FUNCTIONS = 25
@@ -66,7 +66,7 @@ def open_onnx(
     if not path.is_file():
         raise CheckpointError(f"{path.name} is missing in {path.parent}; {remedy}")
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    # Without busy waiting: it takes processor time from the threads that do the work.
+    # Busy waiting is off, because it takes processor time from the threads that do the work.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _ERRORS_ONLY
     check_onnx(path, remedy)
@@ -101,8 +101,8 @@ def _reason(error: Exception) -> str:
 
 def _check_file(path: Path) -> None:
     """Raise ValueError if a model has functions, which can expand without limit, or keeps tensors in other files. Such
-    a tensor has an entry with the key "location", which follows its length, 8, as a varint; a varint may have redundant
-    bytes and then ends with 0. Functions are fields of the outermost message (onnx/onnx.proto).
+    a tensor has an entry with the key "location"; before the key is its length, 8, as a varint. A varint may have
+    redundant bytes, and then ends with 0. Functions are fields of the outermost message (onnx/onnx.proto).
     """
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         at = num_fields = 0

@@ -20,8 +20,8 @@ ATTENTION_NORM_EPS = 1e-12
 @dataclass(frozen=True)
 class MemoryShape:
     """Sizes of a memory. sites: number of attention layers. key_channels: channels of a position's key and value
-    together.
-    tail: number of earlier inputs that each convolution needs. tail_channels: input channels of all convolutions.
+    together. tail: number of earlier inputs that each convolution needs. tail_channels: input channels of all
+    convolutions.
     """
 
     sites: int
@@ -154,7 +154,7 @@ class RelativeSpan:
 
     @classmethod
     def of(cls, x: Tensor, keys: int, mask: Tensor | None, past: Tensor | None = None) -> RelativeSpan:
-        """x: [batch, queries, size]; past: [batch] int64, number of keys before the queries (None: the rest)."""
+        """x: [batch, queries, size]; past: [batch] int64, number of keys before the queries (None: keys − queries)."""
         queries = x.shape[1]
         table = relative_positions(queries, keys, x.shape[2], x.device, x.dtype)
         if past is None:

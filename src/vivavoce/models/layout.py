@@ -88,7 +88,7 @@ def lay_together(weights: Sequence[Tensor]) -> Tensor:
 
 
 def biases_ahead(biases: Sequence[Tensor]) -> Tensor:
-    """The sum of later output biases, at each reader of a residual stream to whose start all these biases are added."""
+    """If a residual stream starts with all these output biases: for each reader, the sum of those that belong later."""
     wide = [bias.float() for bias in biases]
     return torch.stack((*wide, torch.zeros_like(wide[0]))).flip(0).cumsum(0).flip(0)
 

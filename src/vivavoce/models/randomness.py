@@ -49,7 +49,7 @@ def _units(seeds: Tensor, stream: NoiseStream, counters: Tensor, *shifts: int) -
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """The sampling parameters of each row. top_p: [batch] float32; other tensors: [batch] int64. most: `nucleus`."""
+    """Sampling parameters of each row. top_p: [batch] float32; other tensors: [batch] int64. most: see `nucleus`."""
 
     top_p: Tensor
     top_k: Tensor

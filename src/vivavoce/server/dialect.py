@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vivavoce_grpc.calls import Answer
 
 Listening = Callable[[RequestDispatcher, KeyRing, ServerSection, socket.socket], AbstractAsyncContextManager[int]]
-"""Serves a listening socket in the running event loop until its context ends; the context gives the port."""
+"""Returns a context that gives the port; until the context ends, the running event loop serves the listening socket."""
 
 
 def _no_services() -> Mapping[str, Mapping[str, Answer]]:
@@ -35,12 +35,12 @@ class Dialect:
     """An interface of another product, beside the server's own. Each dialect has some of the parts below.
 
     name: shown to the operator. routers: HTTP routes, by the name of the port's setting. grpc_services: returns the
-    methods of each gRPC service, by the service's full name. listeners: functions that serve a port of the dialect's
-    own, by the name of the port's setting.
+    methods of each gRPC service, by the service's full name. listeners: functions that serve a separate port of the
+    dialect, by the name of the port's setting.
 
     Some clients of the other product use routes of the server's own interface. models: returns the answer to `GET
-    /v1/models` by the request's headers; None: not such a client. first_message: returns the client's message form by
-    its first message and query on the server's WebSocket; None: not such a client. socket_query: known query names.
+    /v1/models` if the headers show such a client, else None. first_message: returns the client's message form if the
+    first message and the query on the server's WebSocket show one, else None. socket_query: known query names.
     """
 
     name: str

@@ -44,9 +44,9 @@ from vivavoce.server.request_log import RequestLog, RequestRecord
 from vivavoce.server.settings import ProvenanceSection, RequestsSection
 
 NOTED_CHARS = 500
-"""The language of a text is detected in this many characters, for a note to the client."""
+"""Number of characters at the start of a text in which its language is detected, for a note to the client."""
 NEAR_S = 0.25
-"""Seconds before a deadline; a client that disconnects within them counts as timed out."""
+"""If a client disconnects within this many seconds before its deadline, its request counts as timed out."""
 
 
 class RequestDispatcher:
@@ -61,7 +61,7 @@ class RequestDispatcher:
         flow_steps: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """rules, provenance: may change while requests run. flow_steps: of requests that name none, if known."""
+        """rules and provenance may change while requests run. flow_steps: for requests that name none, if known."""
         self.backend, self.rules, self.provenance, self.clock = backend, rules, provenance, clock
         self.flow_steps = flow_steps
         self.request_log = RequestLog() if request_log is None else request_log
@@ -90,7 +90,7 @@ class RequestDispatcher:
 
     @asynccontextmanager
     async def permitted(self, principal: Principal) -> AsyncIterator[None]:
-        """Apply the limits to a request for something other than speech; `drain` waits for it. Errors as `speak`."""
+        """Apply the limits to a request for something other than speech; `drain` waits for it. Raises like `speak`."""
         self._check_draining()
         self._permitted += 1
         self._empty.clear()
@@ -185,7 +185,7 @@ class RequestDispatcher:
         self._note_end()
 
     def silence_for(self, error: InvalidText, characters: int, sample_rate: int) -> SilentStream:
-        """Silence for a text with nothing to say. Raises other errors, and this one, too, if the settings say so."""
+        """Return silence if the text has nothing to say. Else, or if the settings refuse such texts, raise `error`."""
         if not error.nothing_to_say or self.rules.empty_text == "refuse":
             raise error
         return SilentStream(sample_rate, characters)

@@ -21,7 +21,7 @@ class Counts(Protocol):
     """Counts that several servers share."""
 
     async def take(self, principal: Principal, identity: str | None, prices: dict[str, int]) -> None:
-        """Count a request, or if identity is None, more text. Overloaded: a limit over all servers is reached."""
+        """Count a new request, or more text if identity is None. Overloaded: a limit for all servers is reached."""
 
     def leave(self, identity: str) -> None:
         """Note that a counted request has ended."""
@@ -47,7 +47,7 @@ class KeyLimits:
 
 
 def open_limits(auth: AuthSection, voices: VoicesSection) -> KeyLimits:
-    """The limits as the settings say; errors as `SharedCounts`."""
+    """Make the limits that the settings ask for. Raises the errors of `SharedCounts`."""
     place = auth.limits_place or voices.place
     if auth.keys_file is None or place is None or not is_address(place):
         return KeyLimits()

@@ -60,7 +60,7 @@ class KeyEntry(Principal):
 
 
 class KeyRing:
-    """The valid keys, for one event loop. path: file of keys; None: no keys are needed. Errors as `read_keys`."""
+    """The valid keys, for one event loop. path: the file of keys; None if none are needed. Raises like `read_keys`."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = path, clock
@@ -83,7 +83,7 @@ class KeyRing:
         return self._find(digest, lambda entry: entry.sha256, unknown)
 
     def named(self, name: str) -> Principal:
-        """The principal of the key of this name, for clients that cannot send one; Unauthorized: unknown or expired."""
+        """The principal of the key `name`, for clients that can send no key. Unauthorized: it is unknown or expired."""
         if self._path is None:
             return ANONYMOUS
         unknown = f"API key: the setting of this port names {name!r}, which does not exist; add this key"
@@ -103,7 +103,7 @@ class KeyRing:
             _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", damage)
 
     def _find(self, given: str, wanted: Callable[[KeyEntry], str], unknown: str) -> KeyEntry:
-        """Read the file again if it changed  →  the entry whose value of `wanted` equals `given`.
+        """Read the file again if it changed, and return the entry for which `wanted` returns `given`.
 
         Unauthorized: no entry has it (the message is `unknown`), or the entry has expired.
         """
@@ -144,19 +144,19 @@ def read_keys(path: Path) -> tuple[KeyEntry, ...]:
 
 
 def new_key() -> str:
-    """A new key: "vv_", so that a search finds leaked ones, and 43 letters, digits, dashes or underscores."""
+    """Make a new key: "vv_", by which a search finds leaked keys, then 43 letters, digits, dashes or underscores."""
     return f"vv_{secrets.token_urlsafe(32)}"
 
 
 def new_entry(key: str, name: str, **others: object) -> KeyEntry:
-    """The entry of a key; others: further fields as in the file, None: left out. InvalidRequest names a wrong one."""
+    """The entry of a key. others: further fields as in the file; None omits one. InvalidRequest names a wrong field."""
     given = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), **others}
     checked = {one: _value(one, value) for one, value in given.items() if value is not None}
     return KeyEntry(**{"owner": name, **checked})
 
 
 def add_key(path: Path, entry: KeyEntry) -> None:
-    """Append an entry; a new file gets the mode 0600. InvalidRequest: the name is taken, or as `read_keys`."""
+    """Append an entry; a new file gets the mode 0600. InvalidRequest: the name is taken, or `read_keys` raises it."""
     with _changing(path):
         old, text = (read_keys(path), path.read_bytes().decode("utf-8-sig")) if path.exists() else ((), "")
         if any(entry.name == other.name for other in old):
@@ -166,7 +166,7 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Remove the entry of that name; comments above others stay. InvalidRequest: unknown name, or as `read_keys`."""
+    """Remove an entry; comments above others stay. InvalidRequest: its name is unknown, or `read_keys` raises it."""
     with _changing(path):
         old = {entry.name: entry for entry in read_keys(path)}
         if name not in old:
@@ -185,7 +185,7 @@ def _state_of(path: Path) -> tuple[int, ...]:
 
 
 def _expiry(value: object) -> datetime | None:
-    """A day (00:00 UTC) or a moment, as TOML or as text: 2027-01-01, 2027-01-01T12:00:00Z; without a zone: UTC."""
+    """Read a day (00:00 UTC) or a moment, in TOML or text: 2027-01-01, 2027-01-01T12:00:00Z. The usual zone is UTC."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(re.sub(r"[Zz]$", "+00:00", value))
@@ -230,7 +230,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "job_characters": (_count, _COUNT_WANTED),
     "expires": (_expiry, "a day such as 2027-01-01"),
 }
-"""For each field: a function from a file's value to an entry's (None: refused), and the end of its error message."""
+"""For each field, a function that turns a file's value into an entry's (None: refused), and the error message's end."""
 _TWICE = {"name": "comes twice; give each key its own name", "sha256": "has another entry's key; make a new key"}
 
 
@@ -279,7 +279,7 @@ def _written(entry: KeyEntry) -> str:
 
 
 def _without(text: str, index: int) -> str:
-    """The text without its n-th table, from its header to its last field."""
+    """Remove the table number `index` (from 0) from the text: the lines from its header to its last field."""
     lines = text.splitlines(keepends=True)
     headers = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
     if index >= len(headers):

@@ -103,14 +103,14 @@ class RequestMetrics:
         self._refused.labels(protocol, code).inc()
 
     def next_audio(self, gap_s: float, late_s: float) -> None:
-        """Count a piece of audio. gap_s: time since the last piece; late_s: time since the client had played all."""
+        """Count a piece of audio. gap_s: time since the last piece; late_s: time since all earlier ones were played."""
         self._gap.observe(gap_s)
         if late_s > 0:
             self._late.observe(late_s)
             self._underruns.inc()
 
     def families(self, callers: bool = False) -> Iterator[Metric]:
-        """All metrics; callers: also those of each key. Bounds of buckets are written like the engine's: 1, not 1.0."""
+        """All metrics, with `callers` also those by key. Bucket bounds are written like the engine's: 1, not 1.0."""
         for family in chain(self.registry.collect(), self._of_callers.collect() if callers else ()):
             for index, sample in enumerate(family.samples):
                 if "le" in sample.labels:

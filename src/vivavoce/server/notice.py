@@ -66,7 +66,7 @@ def _tone(rate: int) -> Samples:
 
 
 class NoticedStream:
-    """A stream after a notice. The notice comes when the stream begins, and delays the times of words by its length."""
+    """A stream with a notice before its first event. The times of words are later by the length of the notice."""
 
     def __init__(self, stream: SpeechStream, notice: Samples) -> None:
         self._stream, self._notice = stream, notice

@@ -88,7 +88,7 @@ class RateLimiter:
         return Permit(self, principal, account)
 
     def take(self, principal: Principal, account: _Account, prices: dict[str, int]) -> None:
-        """Take all tokens from the buckets, or none if some are missing; errors as `enter`."""
+        """Take all tokens from the buckets. If some are missing, take none and raise an error of `enter`."""
         now, paid = self._clock(), {}
         rates = {"requests": principal.requests_per_minute, "characters": principal.characters_per_minute}
         for what, tokens in prices.items():
@@ -137,7 +137,7 @@ class Permit:
         return self._account is not None
 
     def charge(self, characters: int) -> None:
-        """Count more characters of a streamed text; errors as `RateLimiter.enter`, after which nothing is counted."""
+        """Count more characters of a streamed text, or raise an error of `RateLimiter.enter` and count nothing."""
         if self._account is not None:
             self._limiter.take(self._principal, self._account, {"characters": characters})
 

@@ -31,8 +31,8 @@ class RequestRecord:
 
     principal_name: "" on a server without keys. started: Unix time. figures: the engine's reason for having no room.
     admission_s: seconds until the request was accepted, None if it was not. first_audio_s, total_s: seconds from the
-    start, None without audio or end. deadline: on the dispatcher's clock, or None. notes: deviations from the request.
-    model: its name if the server has several, else None.
+    start to the first audio and the end, None before these. deadline: time on the dispatcher's clock, or None. notes:
+    deviations from the request. model: the model's name if the server has several models, else None.
     """
 
     request_id: str
@@ -65,7 +65,7 @@ class RequestLog:
     """The running requests and the last finished ones. It writes a log line when a request ends or is refused.
 
     capacity: limit of finished and running records, ≥ 1. Running ones are never dropped; admission limits their number.
-    observers: called once for each end or refusal (`admission_s` is None); they must not raise.
+    observers: called once for each request that ends or is refused (then `admission_s` is None); they must not raise.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -109,7 +109,7 @@ class RequestLog:
             observer(record)
 
     def get(self, request_id: str, principal: Principal) -> RequestRecord:
-        """The record of the principal's request. RequestNotFound: its id is unknown, forgotten or another's."""
+        """The record of the principal's request. RequestNotFound: its id is unknown, forgotten or another caller's."""
         if (record := self._find(request_id, principal.name)) is None:
             raise RequestNotFound(
                 f"request: the id {request_id[:128]!r} is unknown (up to {self._capacity} are kept); "
@@ -165,7 +165,7 @@ def _write_line(record: RequestRecord) -> None:
 
 @dataclass
 class Usage:
-    """The usage of one key. requests: number of accepted ones; last: time of the last request's end, or ""."""
+    """The usage of one key. requests: number of accepted requests; last: time at which a request last ended, or ""."""
 
     requests: int = 0
     refused: int = 0

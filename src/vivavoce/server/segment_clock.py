@@ -33,7 +33,7 @@ class SegmentClock:
         return round(self._samples / self._rate, 6)
 
     def begin_request(self, first_character: int) -> None:
-        """Start a new request, whose segments are numbered from 0. first_character: the position of its text."""
+        """Start a new request, whose segments are numbered from 0. first_character: where its text begins."""
         self._first_segment, self._first_character, self._first_s = self._given, first_character, self.seconds
 
     def announce(self, segment: SegmentText) -> None:

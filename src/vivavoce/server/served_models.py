@@ -75,7 +75,7 @@ def _section(settings: ServerSettings, name: str, further: FurtherModel) -> Mode
 
 
 def _base(settings: ServerSettings, name: str) -> str:
-    """The folder or known name of a further model's base, which may be the name of another served model."""
+    """The folder or known name of a further model's base; the setting may name another served model instead."""
     more, default = settings.models.more, parse_model(settings.model.model or "mini")
     base, seen = more[name].base, {name}
     while base in more and base not in seen:

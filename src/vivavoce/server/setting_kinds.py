@@ -33,7 +33,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _like(pattern: str, wanted: str, change: Callable[[str], str] = str) -> AfterValidator:
-    """Accepts text that matches `pattern`, addresses only with a host and a valid port. `wanted` ends the error."""
+    """Accepts text that matches `pattern`; an address needs a host and a valid port. `wanted` ends the message."""
 
     def check(value: str) -> str:
         if value.isprintable() and re.fullmatch(pattern, value) and (not is_address(value) or _has_host(value)):
@@ -69,7 +69,7 @@ def _redis(value: str) -> str:
 
 
 def _parted(value: object, info: ValidationInfo) -> object:
-    """Names: a variable separates them by commas; a file, which is validated as JSON, has a list."""
+    """Split names. A variable separates them by commas; a file, which is validated as JSON, has a list."""
     if isinstance(value, str) and info.mode == "python":
         value = [part.strip() for part in value.split(",")]
     return tuple(value) if isinstance(value, list) else value

@@ -58,8 +58,8 @@ _KINDS = {
 class Setting:
     """One field of one section.
 
-    name: such as "server.port". flag_spec: the flag's declaration in `settings.py`. flag: such as "--port", "" without
-    one. default: a TOML or JSON value; None: unset. example: a value for a file. kind: the JSON schema of a set value.
+    name: such as "server.port". flag_spec: the flag's declaration in `settings.py`. flag: such as "--port", or "" if
+    none. default: a TOML or JSON value; None: unset. example: a value for a file. kind: the JSON schema of a set value.
     wanted: the allowed values in words.
     """
 
@@ -145,7 +145,7 @@ def resolve_settings(
 ) -> Resolved:
     """The settings of a server. InvalidRequest names the first problem.
 
-    config: the TOML file; None: the file in VIVAVOCE_CONFIG, if any. flags: value (None: not given) by setting.
+    config: the TOML file; None: the file in VIVAVOCE_CONFIG, if any. flags: values by settings' names; None: not given.
     """
     resolved, problems = try_settings(config, environment, flags)
     if resolved is None:
@@ -253,7 +253,7 @@ def _environment(environment: Mapping[str, str]) -> _Source:
 
 
 def _given(environment: Mapping[str, str]) -> dict[str, str]:
-    # Kubernetes sets variables such as VIVAVOCE_SERVER_PORT=tcp://10.0.0.1:8880 for a service of that name.
+    # For a service named vivavoce-server, Kubernetes sets variables such as VIVAVOCE_SERVER_PORT=tcp://10.0.0.1:8880.
     return {
         name: value
         for name, value in environment.items()

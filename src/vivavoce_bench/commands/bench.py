@@ -103,7 +103,7 @@ class BenchLoad:
         return min(self.concurrency or 1, self.requests) if self.rate is None else _DEFAULT_WARMUP
 
     def workload(self, voices: Sequence[str | None] = (None,)) -> Workload:
-        """Texts and voices of the load. InvalidRequest: unreadable texts, or none with the wanted number of words."""
+        """Texts and voices of the load. InvalidRequest: texts cannot be read, or all have other numbers of words."""
         from vivavoce_bench import SENTENCES, Workload
         from vivavoce_bench.load import read_texts, with_words
 
@@ -325,7 +325,7 @@ async def _warm_and_load(
     bar: Callable[[str, int, int, str], None],
     between: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Run both loads and return the second one's outcomes. bar: shows progress; between: called between the loads."""
+    """Run the warm-up, then the load; return the load's outcomes. bar: shows progress; between: called between them."""
     from vivavoce_bench import run_load
 
     def show(ended: int) -> None:

@@ -154,7 +154,7 @@ class Batches:
     plot: PlotOption = None
 
     def backends(self) -> list[str]:
-        """The chosen runtimes. InvalidRequest: unknown runtime, or unused option; MissingDependency: no package."""
+        """The chosen runtimes. InvalidRequest: unknown runtime or unused option. MissingDependency: missing package."""
         from vivavoce_bench.halves import check_backends
 
         found = check_backends(self.backend or ["torch"])

@@ -255,7 +255,7 @@ class _PromptVoices(dict[str, "Voice"]):
 
 
 def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce) -> dict[str, Voice]:
-    """The voices of --list or --voice. The default is the built-in voices, or without any, all stored voices."""
+    """The voices of --list or --voice. The default is the built-in voices, or all stored voices if none is built in."""
     from vivavoce.frontend.voices.voice import built_in_voices
 
     if flags.list_ is not None:

@@ -52,7 +52,7 @@ class Listeners:
     price: float | None = flag("Price of one GPU for an hour, in any currency.", "NUMBER", min=0)
 
     def visits(self, gpus: int, rates: Rates) -> list[Visit]:
-        """Draw the requests that one GPU of several gets. Speech lengths are distributed as the texts of bench."""
+        """Draw the requests that one GPU of several gets. Speech lengths are distributed as those of bench texts."""
         from vivavoce_bench import OpenLoop, Workload
         from vivavoce_bench.simulation import Visit
 
@@ -89,7 +89,7 @@ class Expected:
 def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, most: int) -> int:
     """The smallest number of GPUs that is enough.
 
-    expected: number of GPUs → figures, which never get worse with more GPUs; most: number with one listener per GPU.
+    expected: number of GPUs → figures, which never get worse with more GPUs; most: the number with a GPU per listener.
     InvalidRequest: even `most` GPUs are too slow.
     """
     low, high = 0, max(1, min(guess, most))

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instruments:
-    """The tools and limits to measure with: recogniser, speaker encoder and others. None skips a measurement."""
+    """The tools and limits of an evaluation. If a tool such as the recogniser is None, its measurement is skipped."""
 
     recogniser: RecogniserFactory | None = None
     jobs: int = 1
@@ -74,9 +74,9 @@ def evaluate(
 ) -> EvaluationReport:
     """Speak every sentence in every voice and measure the audio; see docs/measuring.md.
 
-    voices: by names of your choice, as in `{"me": tts.voice("me.wav", "What I say.")}`; sentences: texts or cases;
-    spell: normalises a text (None: the model's `normalize`); show: called with a short progress message.
-    `VivavoceError`: the input is bad, or the recogniser fails.
+    voices maps names of your choice to voices, as in `{"me": tts.voice("me.wav", "What I say.")}`; sentences are texts
+    or cases. spell normalises a text, by default as the model's `normalize`. show is called with a short progress
+    message. Raises `VivavoceError` if the input is bad or the recogniser fails.
     """
     cases = [
         one if isinstance(one, Case) else Case(f"{number:04d}", one) for number, one in enumerate(sentences, start=1)
@@ -220,8 +220,8 @@ _AT_LIMIT = 0.98
 def _mark_runaways(rows: Sequence[Row], longest_s: Callable[[str], float] | None) -> None:
     """Set each row's `runaway` to a reason if speech did not stop in time, else to None.
 
-    This is the case if the utterance lasts more than twice the time expected from the voice's median pace, and at least
-    a second more, or if it reaches the length at which generation stops.
+    Speech did not stop in time if it reaches the length at which generation stops, or if it lasts more than twice the
+    time expected from the voice's median pace and exceeds this time by more than a second.
     """
     paces: dict[str, list[float]] = {}
     for row in rows:
@@ -245,7 +245,7 @@ def _recognise(
     control: Control | None,
     show: Callable[[str], None],
 ) -> None:
-    """Add the recogniser's figures to each row; waves: from `prepare`; errors as in `listen`."""
+    """Add the recogniser's figures to each row. `prepare` made the waves. Raises the errors of `listen`."""
     if instruments.recogniser is None:
         return
     said = spoil_texts([row["text"] for row in rows], control)

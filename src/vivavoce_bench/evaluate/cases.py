@@ -37,7 +37,7 @@ def cases_of(sentences: Iterable[str]) -> list[Case]:
 
 
 def read_sentences(path: Path) -> list[Case]:
-    """Read a UTF-8 file with a sentence per line; after it optionally a tab and the seconds that a person needs."""
+    """Read a UTF-8 file with one sentence per line. A tab and the seconds that a person needs for it may follow."""
 
     def parse(line: str, number: int) -> Case:
         fields = _fields(line, "\t")
@@ -57,7 +57,7 @@ def read_sentences(path: Path) -> list[Case]:
 
 
 def read_seed_tts_list(path: Path) -> list[Case]:
-    """Read a seed-tts-eval list of relative paths: id|prompt text|prompt recording|text[|a person's recording]."""
+    """Read a seed-tts-eval list, with relative paths: id|prompt text|prompt recording|text[|a person's recording]."""
 
     def parse(line: str, _: int) -> Case:
         fields = _fields(line, "|")
@@ -82,7 +82,7 @@ def read_seed_tts_list(path: Path) -> list[Case]:
 
 
 def read_audio_table(path: Path) -> list[Case]:
-    """Read lines of a recording's relative path, a tab, and its text; optionally another tab and a voice."""
+    """Read lines with a recording's relative path, a tab and the spoken text. A tab and a voice may follow."""
 
     def parse(line: str, number: int) -> Case:
         fields = _fields(line, "\t")

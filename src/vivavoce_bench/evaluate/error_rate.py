@@ -48,7 +48,7 @@ def num_characters(text: str) -> int:
 
 
 class Edits(NamedTuple):
-    """Edits of one utterance, and `total`, its number of expected units. The field names are report keys."""
+    """Numbers of edits in one utterance, and the number `total` of expected units. The field names are report keys."""
 
     substitutions: int
     deletions: int
@@ -58,7 +58,7 @@ class Edits(NamedTuple):
 
 
 def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
-    """The fewest edits (Levenshtein, 1966). Among alignments with as many edits, the one with most substitutions."""
+    """Count the fewest edits (Levenshtein, 1966); among equally good alignments, those with most substitutions."""
     # Each cell is (errors, −substitutions) of the best alignment up to this cell.
     above = [(count, 0) for count in range(len(heard) + 1)]
     for row, unit in enumerate(said, start=1):
@@ -78,9 +78,9 @@ def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
 
 
 def phone_errors(pronunciations: Sequence[Sequence[Sequence[str]]], heard: Sequence[str]) -> tuple[int, int]:
-    """(errors, expected phones): the fewest edits between any pronunciation of the words and the recognised phones.
+    """Return (fewest edits from any pronunciation of the words to the recognised phones, number of expected phones).
 
-    pronunciations: one or more for each word, in order; the expected phones are those of each word's shortest one.
+    pronunciations: one or more for each word, in order. The number counts the phones of each word's shortest one.
     """
     row = np.arange(len(heard) + 1)
     for ways in pronunciations:
@@ -89,7 +89,7 @@ def phone_errors(pronunciations: Sequence[Sequence[Sequence[str]]], heard: Seque
 
 
 def _after(phones: Sequence[str], heard: Sequence[str], row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Advance a row of the edit table by some phones. Insertions are a running minimum after subtracting the column."""
+    """Advance a row of the edit table by some phones. A running minimum of (edits − column) adds the insertions."""
     steps = np.arange(len(row))
     for phone in phones:
         below = row + 1
@@ -119,7 +119,7 @@ def word_errors(pairs: Iterable[tuple[str, str]]) -> ErrorRate:
 
 
 def character_errors(pairs: Iterable[tuple[str, str]]) -> ErrorRate:
-    """The character error rate of (text, transcript) pairs, for Chinese; `ValueError` if the texts have none."""
+    """Character error rate of (text, transcript) pairs, for Chinese; `ValueError` if the texts have no characters."""
     return _errors(pairs, characters)
 
 

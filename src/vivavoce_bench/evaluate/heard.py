@@ -8,13 +8,13 @@ from vivavoce_bench.evaluate.recogniser import PocketSphinx, as_floats, prepare
 from vivavoce_bench.evaluate.speaking import Samples
 
 MOST_ERRORS = 0.75
-"""Share of wrong words above which a transcript counts as another recording's. A right one has at most half as many."""
+"""With a larger share of wrong words, a transcript counts as another recording's. A right one has at most half that."""
 
 
 def heard_otherwise(samples: Samples, sample_rate: int, transcript: str) -> tuple[str, str]:
     """The recognised words, and a warning if they differ too much from the transcript, else "".
 
-    samples: [n] float32. InvalidRequest: the transcript is not in English. MissingDependency: no PocketSphinx.
+    samples: [n] float32. InvalidRequest: the transcript is not in English. MissingDependency: PocketSphinx is missing.
     """
     if is_unspaced(transcript):
         raise InvalidRequest("listen: the recogniser knows English only; leave --listen out for this transcript")

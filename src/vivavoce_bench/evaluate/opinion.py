@@ -1,4 +1,4 @@
-"""Mean opinion scores (1 to 5) that networks predict, by the optional packages distillmos and speechmos."""
+"""Predict mean opinion scores (1 to 5) with the networks of the optional packages distillmos and speechmos."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLE_RATE = 16_000
 
 
 class Judge(NamedTuple):
-    """keys: of the scores; load: makes the function that scores samples, [n] float32 at 16 kHz."""
+    """keys: names of the scores in reports; load: makes the function that scores samples, [n] float32 at 16 kHz."""
 
     package: str
     keys: tuple[str, ...]

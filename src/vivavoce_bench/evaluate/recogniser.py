@@ -129,7 +129,7 @@ class _Sphinx:
 
 
 class PocketSphinx(_Sphinx):
-    """Recognises English with a large vocabulary (trigram), given sentences only (`closed`), or phones."""
+    """Recognises English words of a large vocabulary (trigram), only words of given sentences (`closed`), or phones."""
 
     def __init__(self) -> None:
         """Load the large vocabulary. `MissingDependency`: the package is not installed."""
@@ -194,8 +194,8 @@ _DISCOUNT = 0.3
 _NEVER = -99.0
 """The value that stands for the logarithm of zero in ARPA files."""
 _ROUNDING = 1e-9
-"""A probability left for back-off up to this value counts as zero: if every word was seen after a word, only a rounding
-error is left."""
+"""If the probability left for back-off is at most this value, it counts as zero: it is only a rounding error if every
+word has occurred after the same word."""
 
 
 def bigram_arpa(sentences: Iterable[Sequence[str]]) -> str:
@@ -232,7 +232,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Heard:
-    """Recognition results of one utterance. None: the recogniser lacks the method. phones: separated by spaces."""
+    """Recognition results of one utterance; None if the recogniser lacks the method. Spaces separate the phones."""
 
     free: str
     closed: str | None
@@ -338,10 +338,10 @@ BEAMS = 5
 
 
 class Whisper:
-    """It has no closed vocabulary and no phones, and may write numbers in digits and abbreviations in letters."""
+    """Whisper has no closed vocabulary and no phones, and may write numbers in digits and abbreviations in letters."""
 
     def __init__(self, model: str = DEFAULT_WHISPER, language: str | None = None) -> None:
-        """model: a name that faster-whisper downloads, or a folder; language: None: detected for each utterance.
+        """model: a name that faster-whisper downloads, or a folder; language: None detects it for each utterance.
 
         MissingDependency: the package is not installed. InvalidRequest: the model cannot be loaded.
         """

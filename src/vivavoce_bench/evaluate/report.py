@@ -33,7 +33,7 @@ class EvaluationReport:
     voices: Mapping[str, Mapping[str, Any]]
     """For each voice, the keys of `summary`."""
     similarity_matrix: Mapping[str, Mapping[str, float]]
-    """Voice of the audio → voice of the reference → mean cosine; {} if there are no or more than 32 references."""
+    """Voice of the audio → voice of the reference → mean cosine; {} if there are no references or more than 32."""
     utterances: tuple[Row, ...]
 
     def to_json(self) -> dict[str, Any]:

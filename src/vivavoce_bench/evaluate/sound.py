@@ -12,7 +12,7 @@ _NEAR_S = 0.002
 _AROUND_S = 0.025
 _HOP_S = 0.005
 _STRONG = 0.9
-"""Quantile of the bends before or after a place that a click must exceed; voice pulses and hiss reach it."""
+"""A click must exceed this quantile of the bends before and after its place; voice pulses and hiss only reach it."""
 _FLOOR = 1e-4
 """Added to second differences, so that digital silence has no clicks; about the rounding error of 16 bits."""
 _QUANTILE = 0.999
@@ -24,12 +24,12 @@ class JoinClicks(NamedTuple):
 
     joins: int
     joins_over: int
-    """Number of joins more abrupt than 99.9 % of the places in audio generated at once; 0.1 % of clean joins are."""
+    """Number of joins more abrupt than 99.9 % of the places in audio generated at once, as 0.1 % of clean joins are."""
     join_worst_ratio: float | None
-    """Abruptness of the worst join, divided by the 99.9th percentile in audio generated at once. None: no joins, or
-    that audio is silent."""
+    """Abruptness of the worst join, divided by the 99.9th percentile in audio generated at once. It is
+    None if there are no joins, or if that audio is silent."""
     join_median_ratio: float | None
-    """Median abruptness of the joins, divided by the median of all places in audio generated at once; 1 if clean."""
+    """Median abruptness of the joins, divided by that of all places in audio generated at once; 1 for clean joins."""
 
 
 def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[int]) -> NDArray[np.float64]:
@@ -55,7 +55,7 @@ def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[
 
 
 def abruptness_everywhere(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
-    """The `abruptness` of this audio every 5 ms, as a standard for its joins."""
+    """The `abruptness` of this audio every 5 ms, as a standard to compare joins with."""
     return abruptness(samples, sample_rate, range(0, len(samples), round(_HOP_S * sample_rate)))
 
 
@@ -146,8 +146,8 @@ def pitch(samples: NDArray[np.float32], sample_rate: int) -> dict[str, float | N
 def track_f0(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
     """Fundamental frequency every 10 ms: [frames], 60 to 500 Hz, 0 for unvoiced frames.
 
-    The autocorrelation of each 50 ms frame is divided by the window's autocorrelation, which removes its decay
-    (Boersma 1993, "Accurate short-term analysis of the fundamental frequency"); its highest peak gives the period.
+    The autocorrelation of each 50 ms frame is divided by the window's, so that it does not decay with the lag (Boersma
+    1993, "Accurate short-term analysis of the fundamental frequency"). The quotient's highest peak gives the period.
     """
     size, hop = round(_PITCH_WINDOW_S * sample_rate), round(_PITCH_HOP_S * sample_rate)
     if len(samples) < size:

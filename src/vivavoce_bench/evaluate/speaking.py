@@ -99,7 +99,7 @@ def _speak(tts: Vivavoce, case: Case, name: str, voice: Any, manner: Manner, see
 def read_all(
     cases: Sequence[Case], voice: str = UNNAMED, show: Callable[[str], None] = lambda _: None
 ) -> Iterator[Clip]:
-    """Yield the recordings of all cases. voice: the voice's name for cases without a voice."""
+    """Yield the recordings of all cases. voice: the name for cases that have no voice."""
     for number, case in enumerate(cases, start=1):
         show(f"measuring … {number} of {len(cases)}")
         if case.audio is None:

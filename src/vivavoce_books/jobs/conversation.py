@@ -1,4 +1,4 @@
-"""The server's side of a job's process: handles the messages, and speaks the texts after all live requests."""
+"""The server's side of a job's process: handles its messages, and speaks its texts; live requests have priority."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROTOCOL = "jobs"
 WORKER = "vivavoce_books.jobs.worker"
 LINE_BYTES = 1 << 22
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-"""Shortest and longest wait, in seconds, before a text is tried again for which the engine was too busy."""
+"""Shortest and longest wait, in seconds, before a text that the engine was too busy to speak is tried again."""
 
 Message = dict[str, Any]
 Process = asyncio.subprocess.Process
@@ -32,7 +32,7 @@ Process = asyncio.subprocess.Process
 async def converse(
     mode: str, folder: Path, begin: Message, take: Callable[[Message, Process], Awaitable[None]]
 ) -> None:
-    """Run a worker process to its end, and call `take` with each message. An error that it reports is raised."""
+    """Run a worker process to its end, and call `take` with each message. An error the process reports is raised."""
     pipe = asyncio.subprocess.PIPE
     command = python_command(WORKER, mode, str(folder))
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE_BYTES)

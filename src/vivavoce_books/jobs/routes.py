@@ -282,7 +282,7 @@ def _kept_name(given: str) -> str:
 
 
 async def _check_voices(state: AppState, principal: Principal, fields: JobFields) -> None:
-    """Check the voices, unless unknown ones get the default voice by the settings. VoiceNotFound: one is unknown."""
+    """Raise VoiceNotFound if a voice is unknown, unless the settings give unknown voices the default voice."""
     if state.settings.voices.unknown == "default":
         return
     wanted = {"voice": fields.voice, **{f"cast.{name}": voice for name, voice in fields.cast.items()}}
@@ -374,7 +374,7 @@ def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
 
 
 def _range(given: str, size: int) -> tuple[int, int]:
-    """First byte and end for "bytes=FIRST-", "bytes=FIRST-LAST" or "bytes=-COUNT"; any other form: the whole file."""
+    """First byte and end for "bytes=FIRST-", "bytes=FIRST-LAST" or "bytes=-COUNT"; other forms give the whole file."""
     unit, _, span = given.partition("=")
     first, dash, last = span.strip().partition("-")
     if unit != "bytes" or not dash or not all(one.isdecimal() and len(one) < 16 for one in (first, last) if one):

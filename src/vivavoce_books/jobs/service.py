@@ -1,4 +1,4 @@
-"""The jobs of a server: each is kept in a folder, is run by its own process, and is spoken after all live requests."""
+"""The jobs of a server: each has a folder and a process of its own. Live requests are spoken before all jobs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LOOK_S, CLEAN_S = 1.0, 3_600.0
 
 @dataclass(eq=False)
 class Job:
-    """A job. heard: audio of this run so far, without gaps; began: its start; spoken_before: characters before it."""
+    """A job. heard: audio of this run, without gaps; began: start of the run; spoken_before: characters before it."""
 
     record: JobRecord
     folder: Path
@@ -139,7 +139,7 @@ class Jobs:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 
     async def add(self, principal: Principal, book: bytes, options: JobOptions, webhook: str | None) -> Job:
-        """Keep a new job, and begin it if there is room. Errors name the limit of the key, or of the disk."""
+        """Keep a new job, and begin it if there is room. An error names the exceeded limit of the key or disk."""
         self._check_count(principal)
         folder = await self._store(book, options)
         try:

@@ -51,7 +51,7 @@ class JobOptions:
 class Heard(NamedTuple):
     """Audio of a piece of segment `place`, from sample `offset` of the segment on.
 
-    start, end: characters of the chapter, which is counted from 0. at: the piece's first sample in the whole audio.
+    start, end: characters of the chapter; chapters are counted from 0. at: the piece's first sample in the whole audio.
     frames: samples of speech. pause: samples of silence after them.
     """
 
@@ -83,7 +83,7 @@ class JobRecord:
     """The state of a job, which is kept beside its files.
 
     key: name of the API key. characters: number of characters to speak. sample_rate: 0 until work begins. samples:
-    length of the audio from its beginning without gaps. starts: number of a chapter → its first sample in that audio.
+    length of the audio up to its first gap. starts: number of a chapter → its first sample in that audio.
     """
 
     id: str

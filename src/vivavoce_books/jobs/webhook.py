@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 Allowed = Literal["off", "public", "any"]
 MAX_CHARS = 2_000
 _NAT64 = ip_network("64:ff9b::/96")
-"""IPv6 addresses that stand for IPv4 addresses behind a translator (RFC 6052)."""
+"""IPv6 addresses that a translator maps to IPv4 addresses (RFC 6052)."""
 TIMEOUT_S, WHOLE_S, WAITS_S = 10.0, 30.0, (0.0, 5.0, 60.0)
 """Seconds: the timeout of a socket operation, the timeout of a whole attempt, and the waits before the attempts."""
 
@@ -59,7 +59,7 @@ def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> i
 
     The name is looked up once, and all its addresses are checked: the connection goes to one of them, so that a name
     cannot point elsewhere a moment later. After `WHOLE_S` the connection is cut, so that a slow answer cannot hold a
-    thread. OSError, HTTPException: no connection, no whole answer, or an address that is not allowed.
+    thread. Raises OSError or HTTPException without a connection or a whole answer, and if an address is not allowed.
     """
     parts = urlsplit(url)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,6 +1,6 @@
 """The process of one job: it reads the book, asks the server for speech, and keeps what was spoken.
 
-Messages are lines of JSON: to the server on stdout, from it on stdin. The samples of speech follow their line, float32.
+Messages are lines of JSON, sent on stdout and received on stdin. Samples of speech (float32) follow their message.
 A book that was sent may be hostile, so it is read here and not in the server.
 """
 

@@ -61,7 +61,7 @@ def _speech_prompt(vocabulary: MergedVocabulary, text: Sequence[int], speech: Se
 
 
 def voices_prompts(path: Path, vocabulary: MergedVocabulary) -> tuple[Prompt, ...]:
-    """One prompt for each speaker in a spk2info.pt that contains the text and speech tokens of a recording."""
+    """One prompt for each speaker of a spk2info.pt for whom the file has the text and speech tokens of a recording."""
     saved = ((name, entry.prompt) for name, entry in read_spk2info(path).items())
     return tuple(
         _speech_prompt(
@@ -143,7 +143,7 @@ def hidden_states(
 ) -> list[Tensor]:
     """The inputs of the head, [time, hidden] float32 for each prompt. Each prompt runs separately, layer by layer.
 
-    rounded_to: dtype to which weights are rounded; products are float32. effects: gives a layer's engine rounding.
+    rounded_to: dtype to which weights are rounded; products are float32. effects: gives the engine's rounding by layer.
     observe: called with all inputs and outputs [1, time, …] of matrices, by the names in `measure`.
     """
 

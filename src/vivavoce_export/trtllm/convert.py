@@ -66,7 +66,7 @@ def convert(
 
     Each of the `workers` (threads) holds one layer in memory; the written bytes do not depend on their number. The
     folder appears complete or not at all. An undamaged checkpoint of an identical call is kept, unless `force` is set.
-    InvalidRequest: an option does not fit the model, the target is something else, or the calibration is missing.
+    InvalidRequest: an option does not fit the model, the target has other content, or the calibration is missing.
     CheckpointError: source or calibration is damaged, or the dtype cannot hold its values.
     """
     if workers < 1:
@@ -190,7 +190,7 @@ class RankPlan:
         return -(-self.sizes.vocab_size // self.options.tp) if shared else None
 
     def specs(self, rank: int) -> dict[str, Tensor]:
-        """Names, shapes and dtypes of all tensors in a rank's file, from converting a layer without values."""
+        """Names, shapes and dtypes of all tensors in a rank's file, found by converting a layer without values."""
         weights = {name: blank(shape, torch.float32) for name, shape in self.sizes.layer_shapes.items()}
         ranges = {}
         for name in LINEARS:

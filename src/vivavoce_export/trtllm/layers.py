@@ -43,7 +43,7 @@ class ShardCut(Enum):
 
 @dataclass(frozen=True)
 class LayerMatrix:
-    """parts: Hugging Face's names of the joined matrices; input_scale: the name of the scale of its inputs."""
+    """parts: Hugging Face's names of the joined matrices; input_scale: name of the inputs' scale."""
 
     cut: ShardCut
     parts: tuple[str, ...]
@@ -102,7 +102,7 @@ def convert_layer(
     """The layer's tensors by TensorRT-LLM's names within the layer: one dictionary for each of `options.tp` GPUs.
 
     layer: tensors of any float dtype by Hugging Face's names within the layer; ranges: of activations (`measure`), if
-    `options.needs_calibration`; dtype: of tensors that are not quantised. CheckpointError: it cannot hold a value.
+    `options.needs_calibration`; dtype: for tensors that are not quantised. CheckpointError: it cannot hold a value.
     """
     tp, alpha = options.tp, options.smoothquant
     tensors_by_rank: list[dict[str, Tensor]] = [{} for _ in range(tp)]
@@ -182,9 +182,9 @@ def _int8(
 
 
 def quantise(weight: Tensor, bits: int, layout: str) -> tuple[Tensor, Tensor]:
-    """weight: [outputs, inputs] in the checkpoint's dtype, both multiples of 64; layout: "sm80" or "sm90".
+    """Quantise weight [outputs, inputs] in the checkpoint's dtype; sizes: multiples of 64; layout: "sm80" or "sm90".
 
-    Returns int8 in that GPU generation's byte order, [inputs, outputs] or, for int4 (two values in a byte), [inputs,
+    Returns int8 in the byte order of the layout, [inputs, outputs] or, for int4 (two values in a byte), [inputs,
     outputs / 2], and the scales [outputs] in the weight's dtype.
     """
     values, scale = whole_numbers(weight, bits)

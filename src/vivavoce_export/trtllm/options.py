@@ -24,7 +24,7 @@ class ConvertOptions:
     """Raises `InvalidRequest` if a value is out of its range or two values contradict each other."""
 
     dtype: str = AUTO
-    """float16, bfloat16, float32, or auto: the source's dtype, but float16 if that is float32."""
+    """float16, bfloat16, float32, or auto, which means float16 for a source in float32, else the source's dtype."""
     tp: int = 1
     pp: int = 1
     cp: int = 1

@@ -54,7 +54,7 @@ from vivavoce_export.trtllm.options import BITS, read_checkpoint_config
 from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 WRITTEN_BACK = "written_back.json"
-"""File that `write_back` puts into its folder. With --force, it replaces only folders that have this file."""
+"""File that `write_back` puts into its folder. With --force, only folders that have this file are replaced."""
 _WEIGHTS = "llm.safetensors"
 _LM_FILES = "llm*"
 _REMEDY = "convert the model again"
@@ -120,7 +120,7 @@ class Reread:
         return whole.split(self.sizes.qkv_rows)[parts.index(module)] if len(parts) > 1 else whole
 
     def _matrix(self, layer: int, name: str) -> Tensor:
-        """The matrix [outputs, inputs] that the engine applies to inputs, for inputs before a smoother divides them."""
+        """The matrix [outputs, inputs] that has the engine's effect on inputs that a smoother has not divided yet."""
         options, weights = self.plan.options, self._all(layer, f"{name}.weight")
         if options.weight_only is not None:
             bits = BITS[options.weight_only]
@@ -179,7 +179,7 @@ def _row_scale(values: Tensor) -> Tensor:
 class LogitsCheck:
     """Differences of logits, over all positions that predict speech and all ids that can be chosen.
 
-    relative_error: Euclidean norm of the difference, divided by that of the source's logits; top1_agreement: share of
+    relative_error: Euclidean norm of the difference, divided by the norm of the source's; top1_agreement: share of
     the positions at which both models prefer the same id.
     """
 
@@ -193,7 +193,7 @@ class LogitsCheck:
 def compare_logits(
     source: Source, checkpoint: Reread, prompts: Sequence[Prompt], layer_done: Callable[[], None] = lambda: None
 ) -> LogitsCheck:
-    """Run both models part by part: a layer, or a block of the head. `layer_done` is called after each layer.
+    """Run both models in parts; a part is a layer, or a block of the head. `layer_done` is called after each layer.
 
     The source runs in float32. The checkpoint has the weights and the rounding of its TensorRT engine; all other matrix
     products are in float32.
@@ -235,7 +235,7 @@ def write_back(
     """Write a model folder in the official layout that speaks with the merged model. Memory use is bounded.
 
     official: the model's official folder, whose other parts are copied; vocabulary: of the merged model; force: replace
-    an earlier result. InvalidRequest: the target is something else.
+    an earlier result. InvalidRequest: the target has other content.
     """
     check_target(target, official, force=force, mark=WRITTEN_BACK, field="write-back")
     with torch.device("meta"):

@@ -74,8 +74,8 @@ class SpokenAudio(NamedTuple):
 def speak_http(options: HttpOptions) -> SpokenAudio:
     """Request one utterance and wait for all of its audio.
 
-    Errors: `InvalidRequest`: the model lacks an input, or cannot stream over HTTP; `ModelNotFound`;
-    `ServerUnreachable`; `ServerRefused`: the server returned an error, or no audio.
+    `InvalidRequest`: the model lacks an input, or cannot stream over HTTP. `ModelNotFound`: the server lacks the model.
+    `ServerUnreachable`: no connection, or no response in time. `ServerRefused`: the server sent an error, or no audio.
     """
     from vivavoce_hub.download import open_client
 

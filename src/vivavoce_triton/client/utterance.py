@@ -91,8 +91,8 @@ def read_manifest(path: Path, field: str = "manifest_path") -> list[Utterance]:
 
     A line that starts with `{` is JSON. It has a text (`target_text` or `text`) and optionally a name (`name`, `id` or
     `utt`), a recording (`reference_audio`, `prompt_audio` or `audio_filepath`) and its transcript (`reference_text` or
-    `prompt_text`). Any other line is `name|reference text|reference recording|text`; a fifth field is ignored. An
-    `InvalidRequest` calls the file `field`.
+    `prompt_text`). Any other line is `name|reference text|reference recording|text`; a fifth field is ignored. If
+    the file cannot be used, `InvalidRequest` calls it `field`.
     """
     return read_records(path, field, lambda line, number: _utterance(line, number, path.parent))
 
@@ -129,8 +129,8 @@ def _reference_text(fields: Mapping[str, Any]) -> str:
 def read_dataset(name: str, split: str | None, most: int | None = None) -> list[Utterance]:
     """Read one split of a Hugging Face data set, given by name or folder. Recordings stay encoded.
 
-    split: None: the only split; most: largest number of rows. `InvalidRequest`: the data set cannot be loaded, lacks
-    the split, has several splits to choose from, or lacks a text column.
+    split: its name, or None for the only split; most: largest number of rows. `InvalidRequest`: the data set cannot be
+    loaded, lacks the split, has several splits to choose from, or lacks a text column.
     """
     try:
         datasets = import_module("datasets")

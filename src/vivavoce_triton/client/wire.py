@@ -232,7 +232,7 @@ class Connection:
     ) -> AsyncGenerator[Samples, None]:
         """Yield the chunks [n], n ≥ 1, of one request as they arrive, or without `stream` one chunk with all audio.
 
-        Closing or cancelling the generator ends the request on the server. Errors as in `model`, also later.
+        Closing or cancelling the generator ends the request on the server. Errors as in `model`, also after chunks.
         """
         request = self._request(model, tensors, request_id)
         if not stream:

@@ -248,7 +248,7 @@ def _deliver(report: Report, score: Score | None, folder: Path | None, label: st
 
 
 def _scoring(asked: LoadOptions, recogniser: str) -> Score:
-    """Make the function that scores the audio. It tests the recogniser before the load starts; same errors as eval."""
+    """Test the recogniser before the load starts, and make the function that scores the audio; same errors as eval."""
     from vivavoce_bench.evaluate.assessment import Instruments, assess, ready
     from vivavoce_bench.evaluate.cases import Case, cases_of
     from vivavoce_bench.evaluate.speaking import Clip

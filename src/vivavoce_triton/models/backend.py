@@ -111,7 +111,7 @@ class Parameters:
 
 
 class Inputs:
-    """The input tensors of one request. A missing tensor is None. `InvalidRequest` names the bad tensor."""
+    """Input tensors of one request; a missing tensor is None. A bad tensor raises `InvalidRequest` with its name."""
 
     def __init__(self, backend: Any, request: Any) -> None:
         self._backend, self.request = backend, request
@@ -253,7 +253,7 @@ def ask_inner(backend: Any, model: str, name: str, values: Mapping[str, Any], re
 class AsyncModel:
     """A model that serves all requests on one event loop in a thread. Subclasses implement `answers`.
 
-    If it is decoupled, `execute` returns at once and responses are streamed. Otherwise it waits and returns them.
+    If decoupled, `execute` returns at once and responses are streamed. Otherwise `execute` waits and returns them.
     """
 
     def __init__(self, backend: Any, name: str, *, decoupled: bool) -> None:

@@ -73,8 +73,8 @@ class InnerLanguageModel:
         self, backend: Any, vocabulary: MergedVocabulary, *, decoupled: bool, bias: NDArray[np.float32] | None
     ) -> None:
         self._backend, self._vocabulary, self._decoupled, self._bias = backend, vocabulary, decoupled, bias
-        # The server (2.51) frees a finished response later, in a thread that does not hold the GIL. Keeping the
-        # response here prevents that its arrays are freed in that thread.
+        # The server (2.51) frees a finished response later, in a thread that does not hold the GIL. The
+        # response is kept here, so that its arrays are not freed in that thread.
         self._ended: deque[Any] = deque(maxlen=_KEPT)
 
     def tokens(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
@@ -93,7 +93,7 @@ class InnerLanguageModel:
                 if tokens:
                     yield tokens
                 if end is not None:
-                    over = end == self._vocabulary.eos_ids[0]  # only after this end token the model stops by itself
+                    over = end == self._vocabulary.eos_ids[0]  # the model stops by itself only after this end token
                     break
             else:
                 over = True
@@ -153,7 +153,7 @@ class InnerLanguageModel:
 class InnerToken2Wav:
     """Requests the audio of one segment from `token2wav`. Only one thread may use it at a time.
 
-    first_id: first merged id of speech; dit: use `token2wav_dit`, whose steps have new tokens only; output: tensor.
+    first_id: first merged id of speech; dit: use `token2wav_dit`, whose steps have only new tokens; output: its tensor.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class StagedExtractor:
         self._text, self._threads = text, threads
 
     def extract(self, source: AudioSource, transcript: str = "") -> Voice:
-        if not isinstance(source, Audio):  # a stored voice whose features are another model's: use its recording
+        if not isinstance(source, Audio):  # the stored voice has another model's features: use its recording
             assert not isinstance(source, tuple)
             audio = decode_audio(source)
             source = Audio(resample_sinc(audio.samples, audio.sample_rate, SAMPLE_RATE).numpy(), SAMPLE_RATE)
@@ -265,7 +265,7 @@ _MOST_OTHER = 1_000
 
 class EndpointLanguageModel:
     """Requests speech tokens (0 … count − 1) from an OpenAI chat completions endpoint, such as trtllm-serve's or
-    vLLM's; safe to use from several threads. name: of the model at the endpoint.
+    vLLM's; safe to use from several threads. name: the model's name at the endpoint.
 
     The endpoint serves the merged language model. Its chat template turns a user's and an assistant's message into
     `<|sos|>` text `<|task_id|>` speech, and its tokenizer writes speech tokens as `<|s_0|>`, `<|s_1|>` …. A request is

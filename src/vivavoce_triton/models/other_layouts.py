@@ -1,8 +1,8 @@
 """Models of the two other repository layouts.
 
 In CosyVoice3's layout, `token2wav` outputs mels and `vocoder` turns them into audio. In the other layout,
-`token2wav_dit` takes the recording itself and the new speech tokens of a stream. The original deployment runs
-Step-Audio 2's DiT behind these tensors; here CosyVoice2's own flow makes the audio.
+`token2wav_dit` takes the recording itself and the new speech tokens of a stream. The original deployment has
+the same tensors and makes the audio with Step-Audio 2's DiT; here CosyVoice2's own flow makes it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Token2Mel:
 
 
 class MelVocoder:
-    """`mel` [1, 80, frames] FP32 → `tts_speech` [1, samples] FP32; `seed` of the source's noise, [1, 1] INT64.
+    """`mel` [1, 80, frames] FP32 → `tts_speech` [1, samples] FP32; `seed` [1, 1] INT64 is for the source's noise.
 
     The model keeps no state. A stream sends its whole mel so far with each request. If `finalize` is false, the samples
     of the last frames are left out, because they depend on later frames. Samples that were returned once stay the same.
@@ -142,8 +142,8 @@ class Token2WavDit:
     """`Token2Wav` whose voice comes from `reference_wav` and `reference_wav_len`, or from the prompt tensors.
 
     A request that has the input `finalize`, true or false, is one step of a stream; the steps of a stream have the same
-    request id. A step brings only the tokens that were not spoken yet. The first of them are the lookahead of the step
-    before. `audio_tokenizer` and `speaker_embedding` encode recordings.
+    request id. A step brings only the tokens that were not spoken yet. The first of these were the lookahead of the
+    previous step. `audio_tokenizer` and `speaker_embedding` encode recordings.
     """
 
     @staticmethod

@@ -26,9 +26,9 @@ CPU_PROVIDER = "CPUExecutionProvider"
 
 
 class _ReferenceModel:
-    """Encodes recordings on threads, one each: the encoders have batch size 1, and ONNX Runtime releases the GIL.
+    """Encodes each recording on its own thread: the encoders have batch size 1, and ONNX Runtime releases the GIL.
 
-    name: of the output tensor; padded: the tensor `reference_wav_len` gives the recording's true length.
+    name: the output tensor's name; padded: whether the tensor `reference_wav_len` gives the recording's true length.
     """
 
     def __init__(self, backend: Any, name: str, encode: Callable[[Tensor], NDArray[Any]], *, padded: bool) -> None:
@@ -53,7 +53,7 @@ class AudioTokenizer(_ReferenceModel):
 
     @classmethod
     def load(cls, given: Parameters, backend: Any, *, merged: bool = True) -> AudioTokenizer:
-        """Load the model; merged: False keeps the tokenizer's ids. `VivavoceError`: folder or device cannot be used."""
+        """Load the model; if not merged, ids are the tokenizer's. `VivavoceError`: folder or device cannot be used."""
         folder, providers = given.model_folder, onnx_providers(given.device)
         path = folder / speech_tokenizer_of(detect_generation(folder))
         tokenizer = SpeechTokenizer.from_file(path, providers=providers)
@@ -66,7 +66,7 @@ class AudioTokenizer(_ReferenceModel):
 
 
 class PlainAudioTokenizer:
-    """`audio_tokenizer` of the layout for CosyVoice3: like `AudioTokenizer`, but it gives ids as the tokenizer does."""
+    """`audio_tokenizer` of CosyVoice3's layout. It is like `AudioTokenizer`, but outputs the tokenizer's own ids."""
 
     @staticmethod
     def load(given: Parameters, backend: Any) -> AudioTokenizer:
@@ -82,7 +82,7 @@ class SpeakerEmbedding(_ReferenceModel):
         folder, providers = given.model_folder, onnx_providers(given.device, tensorrt=True)
         encoder = SpeakerEncoder.from_file(folder / SPEAKER_ENCODER, providers=providers)
         if providers != [CPU_PROVIDER]:
-            # TensorRT rebuilds its engine slowly for a length outside the range so far. So encode the limits now.
+            # TensorRT slowly rebuilds its engine for a length outside the range so far, so encode both limits now.
             for seconds in (MIN_REFERENCE_S, MAX_REFERENCE_S):
                 encoder(torch.zeros(int(seconds * SAMPLE_RATE)))
 

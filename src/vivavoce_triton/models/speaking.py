@@ -39,7 +39,7 @@ class SpokenRequest:
 
 
 def read_request(inputs: Inputs, reading: Normalization) -> SpokenRequest:
-    """Read a request; reading: the default. `InvalidText`, `InvalidAudio` or `InvalidRequest` names the tensor."""
+    """Read a request; reading: the default. `InvalidText`, `InvalidAudio` or `InvalidRequest` names the bad tensor."""
     text = inputs.text("target_text")
     if not text.strip():
         raise InvalidText("target_text: is empty; send some text")
@@ -88,7 +88,7 @@ def chunk_policy(parameters: Parameters) -> ChunkPolicy | None:
 
 
 class RequestVoices:
-    """Finds a request's voice: built-in, stored, or a recording's (cached). `VoiceNotFound`: no such default voice."""
+    """Finds built-in or stored voices, and caches recordings' voices. `VoiceNotFound`: the default voice is missing."""
 
     def __init__(self, parameters: Parameters, extractor: Extractor, fingerprint: str | Callable[[], str]) -> None:
         built_in, store = built_in_voices(parameters.model_folder), open_voice_store(parameters.path("voices_dir"))

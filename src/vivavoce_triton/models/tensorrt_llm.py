@@ -11,8 +11,8 @@ and may have no ids. A request without `streaming` gets one response. A request 
 request with `stop` and the same id arrives, because the server does not report when a calling model gives up. If the
 model is not decoupled, the requests of a batch run together.
 
-The tokens come from a source: our language model, or TensorRT-LLM's LLM API. Its `start(request)` runs on the event
-loop and returns a stream, which has an async iterator of tokens and `cancel`. A merged id is a token + `first_id`.
+The tokens come from a source: our language model, or TensorRT-LLM's LLM API. The source's `start(request)` runs on the
+event loop and returns a stream, with an async iterator of tokens and `cancel`. A merged id is a token + `first_id`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class Refusal(NamedTuple):
-    """Why an input is refused. harmless: accepted values; llmapi: TensorRT-LLM's LLM API supports the input."""
+    """Why an input is refused. harmless: accepted values; llmapi: whether TensorRT-LLM's LLM API supports the input."""
 
     why: str
     harmless: tuple[float, ...] = ()
@@ -141,8 +141,8 @@ def read_prompt(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple
 class TokensRequest:
     """A request for speech tokens. None stands for the model's default.
 
-    prompt: merged ids; max_tokens, min_tokens: of speech; may_end: False generates exactly max_tokens; top_k: 0 for all
-    ids; embedding_bias: [rows of the merged head] float32, added to logits; outputs: names, empty for all.
+    prompt: merged ids; max_tokens, min_tokens: of speech; may_end: if False, generate exactly max_tokens; top_k: 0 for
+    all ids; embedding_bias: [rows of the merged head] float32, added to logits; outputs: wanted names, empty for all.
     """
 
     prompt: tuple[int, ...]
@@ -163,7 +163,7 @@ class TokensRequest:
 def read_tokens_request(
     inputs: Inputs, vocabulary: MergedVocabulary, *, llmapi: bool, excludes_prompt: bool
 ) -> TokensRequest:
-    """Read a request; excludes_prompt: default. `InvalidRequest`: an input is missing or out of range."""
+    """Read a request; excludes_prompt: default of this input. `InvalidRequest`: an input is missing or out of range."""
     ids = inputs.ids("input_ids")
     if ids is None:
         raise InvalidRequest("input_ids: is missing; send the prompt")
@@ -253,7 +253,7 @@ class EngineSource:
         return cls(engine, vocabulary)
 
     def start(self, request: TokensRequest) -> TokenHandle:
-        """Start generating. `InvalidRequest`: too long for a slot, or a foreign bias; `Overloaded`: too many wait."""
+        """Start. `InvalidRequest`: it exceeds a slot, or its bias is foreign; `Overloaded`: too many requests wait."""
         self._check_bias(request.embedding_bias)
         vocabulary = self.engine.models.config.lm.vocabulary
         rows = speech_prompt(vocabulary, *read_prompt(self.vocabulary, request.prompt))

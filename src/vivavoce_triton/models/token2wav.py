@@ -66,8 +66,8 @@ class SynthesisRequest:
     """A request; voice, seed and speed are None if they are not given.
 
     tokens: speech tokens (0 … V − 1); in a stream, all tokens since its start. offset: how many of them earlier
-    requests spoke; None if the request is not part of a stream. relative: a step has only the tokens that were not
-    spoken, and the stream knows the offset.
+    requests spoke; None if the request is not part of a stream. relative: whether a step has only the tokens that were
+    not spoken, so that the offset is known from the stream.
     """
 
     tokens: tuple[int, ...]
@@ -177,7 +177,7 @@ class RequestReader:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits. streams: number; nbytes: memory of all, without the flow's pages; idle_s: seconds without a step."""
+    """Limits. streams: number; nbytes: memory of all streams, without flow pages; idle_s: seconds without a step."""
 
     streams: int = 1_024
     nbytes: int = 512 << 20
@@ -244,9 +244,9 @@ class Token2Wav:
     the last 160 ms, which come with the next step. The first step sets voice, seed and speed; later steps may omit
     them. A true `finalize` ends the stream, or cancels it if there are no tokens. A refused request changes nothing.
 
-    engine: flow and vocoder, closed with this model; it must admit every stream, as clients set the pace. text_size:
-    first merged id of speech. default: voice of requests without a voice; None: refuse them. extract: see
-    `RequestReader`. bins: 0, or the bins of the engine's mels, which are then the output: `mel` [1, bins, frames].
+    engine: has a flow and a vocoder; `close` closes it. It must admit every stream, as clients set the pace. text_size:
+    first merged id of speech. default: voice of requests without a voice, or None to refuse them. extract: see
+    `RequestReader`. bins: 0 if the output is audio, else the bins of the engine's mel: `mel` [1, bins, frames].
     """
 
     def __init__(
@@ -426,7 +426,7 @@ def open_engine(given: Parameters, models: Models, stages: Stages = Stages()) ->
 
 
 def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning | None:
-    """The default voice from spk2info.pt, or None. name: "" for the release's speaker, or the first if that is missing.
+    """The default voice from spk2info.pt, or None. name: "" for the release's speaker, or else the first voice.
 
     For a stored voice's name the result is None, without an error: `cosyvoice2` sends stored voices with its requests.
     """
@@ -442,7 +442,7 @@ def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning
 
 
 def _memory_bytes(parameters: Parameters, device: torch.device) -> int | None:
-    """Memory limit on a CUDA device with weights: `memory_gb`, else the weights and `FREE_SHARE` of the free memory."""
+    """Memory limit on a CUDA device, weights included: `memory_gb`, else weights and `FREE_SHARE` of free memory."""
     given = parameters.number("memory_gb", float, "gigabytes above 0, or leave it empty")
     if given is not None and not 0 < given < 10_000:
         raise InvalidRequest(f"memory_gb: {given:g} is not a number of gigabytes above 0; give one, or leave it empty")

@@ -73,7 +73,7 @@ class _Call:
 
 
 class TritonStream:
-    """A `SpeechStream` that sends one request per sentence. The next sentence is requested while one is played.
+    """A `SpeechStream` that sends one request per sentence. It requests the next sentence while a sentence is played.
 
     ask: (sentence, its index) → audio; on_end: called once, when the stream ends.
     """
@@ -167,7 +167,7 @@ class TritonBackend:
     """A `SpeechBackend` on one event loop. Use `open` to create it."""
 
     stuck, voice_store = False, "ok"
-    """Never stuck: a server that does not respond counts as not ready. The voice store is a folder of files."""
+    """A server that does not respond counts as not ready, never as stuck. The voice store is a folder of files."""
 
     def __init__(self, address: str, folder: VoicesFolder | None, clock: Callable[[], float]) -> None:
         self._address, self._folder, self._clock = address, folder, clock
@@ -196,8 +196,8 @@ class TritonBackend:
     ) -> TritonBackend:
         """Connect to triton://HOST:PORT (gRPC); the scheme is optional.
 
-        reference_dir: folder with recordings of voices (see `voices_folder`), None: only the model's own voice; model:
-        None: the first of `MODELS` that is served; rules: for names without a recording.
+        reference_dir: folder with recordings of voices (see `voices_folder`), or None for only the model's own voice.
+        model: its name, or None for the first of `MODELS` that is served. rules: apply to names without a recording.
 
         EngineStopped: the server does not respond, or has no such model. ServerRefused: the model outputs no audio.
         InvalidRequest: the folder cannot be read. MissingDependency: tritonclient is not installed.

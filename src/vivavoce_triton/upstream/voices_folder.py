@@ -56,7 +56,7 @@ class VoicesFolder:
     """A folder of voices. It is read again after a file was added, removed or changed. For one thread at a time."""
 
     def __init__(self, folder: Path, rules: NameRules = NameRules()) -> None:
-        """rules: for names without a recording. InvalidRequest: not a folder, or an error in the manifest."""
+        """rules: apply to names without a recording. InvalidRequest: the folder or its manifest cannot be used."""
         self.folder, self._rules = folder, rules
         self._decoded: LruCache[Samples] = LruCache(_KEPT)
         self._state = self._look()
@@ -71,9 +71,9 @@ class VoicesFolder:
         return [*found.values(), *self._rules.alias_summaries(found, found)]
 
     def find(self, name: str | None) -> tuple[Samples, str] | None:
-        """The voice's recording [n] float32 at 16 kHz, and its transcript. None: no name is given, without a default.
+        """A voice's recording, [n] float32 at 16 kHz, and transcript; None if no name is given and there is no default.
 
-        VoiceNotFound lists the known names. InvalidAudio: the recording cannot be used.
+        VoiceNotFound: the name is unknown; the error lists the known names. InvalidAudio: the recording cannot be used.
         """
         self._refresh()
         table, default = self._rules.table(sorted(self._voices)), self._rules.default or DEFAULT_VOICE

@@ -1,8 +1,8 @@
 """The flow stage: computes mel frames from speech tokens in batches; each chunk continues the chunks before it.
 
 `stage.py` owns streams and batches. `planning.py` decides what each row computes and attends to, and which pages hold
-its state. `padded.py` runs the network on padded rows. `packed.py` runs our kernels on rows that lie end to end, and
-records them over fixed tensors; `packed_tables.py` computes the index tables of these kernels.
+its state. `padded.py` runs the network on padded rows. `packed.py` runs our kernels on rows that lie end to end, with
+CUDA graphs over fixed tensors; `packed_tables.py` computes the index tables of these kernels.
 """
 
 from vivavoce.engine.chunk_policy import AttentionMode

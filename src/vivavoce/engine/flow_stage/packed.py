@@ -1,7 +1,7 @@
-"""Runs flow batches on our kernels: rows lie end to end, without padding, and the work of each batch size is recorded.
+"""Runs flow batches on our kernels: rows lie end to end, without padding, and each common size has its CUDA graphs.
 
-A batch's tables are copied to the device, one recording encodes its tokens, and another computes each solver step.
-Batches above the largest common size have no recording; each of their kernels is launched.
+A batch's tables are copied to the device, one CUDA graph encodes its tokens, and another computes each solver step.
+Batches above the largest common size have no graph; their kernels are launched one by one.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class RecordedSizes(Generic[Memory, Run]):
     """The runs of one network for the common batch sizes, made at first use or by `prepare`, all in the same memory.
 
     paged: whether rows may have pages; allocate: makes memory with room for a batch of any of the given buckets; make:
-    makes the run of a bucket in this memory; while it is recorded, it processes only padding and changes no pages;
-    short: batches of short rows have runs of their own, up to this many positions.
+    makes the run of a bucket in this memory; while its CUDA graph is recorded, the run processes only padding and
+    changes no pages; short: up to this many positions, batches of short rows have runs of their own.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class EncoderMemory(NamedTuple):
 
 
 class EncoderRun(NamedTuple):
-    """The encoder's recorded work for batches of one bucket."""
+    """The encoder's work for batches of one bucket, usually as a CUDA graph."""
 
     layout: EncoderLayout
     memory: EncoderMemory
@@ -137,7 +137,7 @@ class EncoderRun(NamedTuple):
 
 
 class PackedEncoding:
-    """Encodes packed batches, which share memory and recordings; sizes: the common batch sizes, in tokens.
+    """Encodes packed batches, which share memory and CUDA graphs; sizes: the common batch sizes, in tokens.
 
     invariant: slower, but a row's bits depend neither on other rows nor on whether its past was kept or is computed
     again. ValueError: the kernels do not support the network's sizes.
@@ -211,7 +211,7 @@ class EstimatorMemory:
 
 
 class EstimatorRun:
-    """The recorded work of one evaluation of the estimator, and of the solver's move after it, for one bucket."""
+    """One evaluation of the estimator and the solver's move after it, for one bucket, usually as a CUDA graph."""
 
     def __init__(
         self,
@@ -271,11 +271,11 @@ class EstimatorRun:
 
 
 class PackedPath:
-    """Begins packed batches, which share memory and recordings.
+    """Begins packed batches, which share memory and CUDA graphs.
 
     deterministic: slower, but a row's bits depend neither on other rows nor on whether its past was kept or is computed
-    again. most_frames: frames of the largest recorded batch; None: the largest common size. ValueError: the kernels do
-    not support the network's sizes.
+    again. most_frames: frames of the largest batch with a CUDA graph; None: the largest common size. ValueError: the
+    kernels do not support the network's sizes.
     """
 
     def __init__(self, context: PaddedPath, *, deterministic: bool, most_frames: int | None = None) -> None:
@@ -303,7 +303,7 @@ class PackedPath:
         self.runs = RecordedSizes(sizes, paged, models.device, self._allocate, self._make, short)
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
-        """Split a batch into parts of recorded sizes: rows without stored state can make it larger than planned."""
+        """Split a batch into parts that have CUDA graphs: rows without stored state can make it larger than planned."""
         parts: list[list[FlowRow]] = [[]]
         frames = 0
         for row in rows:
@@ -348,7 +348,7 @@ class PackedPath:
 class PackedSolver:
     """Computes the mel of one packed batch in steps. Either all rows keep state for their next chunk, or none does.
 
-    All work is enqueued on the device, and the host does not wait. Between two steps the batch has tensors of its own.
+    All work is enqueued on the device; the host does not wait. Between steps the batch's values are in its own tensors.
     tables: [numbers] int32, the index tables of its bucket; numbers: [evaluations, 2] int32, `PackedBatch.step` of each
     evaluation; x: [frames, bins] float32, the solution so far; point: like x, the next evaluation's input; given:
     [frames, in − bins], constant features; before, after: [evaluations, 2, rows, tail, channels], convolution tails.

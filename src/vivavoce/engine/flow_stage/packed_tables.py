@@ -1,7 +1,7 @@
 """The index tables of packed batches: their values, and their layout in one tensor that is copied to the device.
 
 A position is a token in the encoder and a frame in the estimator. Batches are padded to the sizes of a few buckets, so
-that one recording serves many batches.
+that one CUDA graph serves many batches.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class EstimatorLayout(TableLayout):
 
 
 class EncoderLayout(TableLayout):
-    """The layout of `EncoderTables`; lookahead: tokens, and upsampling: frames for a token, both as in the encoder."""
+    """The layout of `EncoderTables`. lookahead: later tokens that a token reads; upsampling: frames for a token."""
 
     def __init__(self, bucket: Bucket, queries: int, lookahead: int, upsampling: int) -> None:
         self.lookahead, self.upsampling, self.frames = lookahead, upsampling, bucket.positions * upsampling

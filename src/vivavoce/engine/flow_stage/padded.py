@@ -36,7 +36,7 @@ class PaddedPath:
     """Begins batches whose rows are padded to one length, and holds the objects that all batches share.
 
     schedules: the solver's schedule for each kind of steps; noise: [MAX_FRAMES, bins] float32, from which the solver
-    starts; both: on a CPU, computes the two halves of a step, with the conditions and without.
+    starts; both: a function that computes the two halves of a step, with and without the conditions, on a CPU.
     """
 
     models: Models
@@ -51,7 +51,7 @@ class PaddedPath:
 
     @cached_property
     def numbers(self) -> Mapping[FlowSteps, Tensor]:
-        """[evaluations, 2] int32 of each schedule: an evaluation's number in all schedules together, and in its own."""
+        """For each schedule, [evaluations, 2] int32: an evaluation's index in all schedules together and in its own."""
         found, first = {}, 0
         for steps, schedule in self.schedules.items():
             own = torch.arange(len(schedule), dtype=torch.int32)
@@ -60,7 +60,7 @@ class PaddedPath:
         return found
 
     def prepare(self, frames: int | None) -> None:
-        """Do nothing: padded batches have no recordings."""
+        """Do nothing: padded batches have no CUDA graphs."""
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
         """Split the rows into parts that the networks can take at once; another runtime may take only a few rows."""
@@ -158,16 +158,16 @@ class BatchMemory:
 
     number: index of the current pass of the network, such as an Euler step. Keys and values are written to their pages
     as they are computed. Tails, the inputs that the next chunk's convolutions need, are written only by `commit`. So an
-    abandoned batch changes nothing: its keys lie after the tokens of the rows' state, and no row reads beyond these.
-    indices: from `page_indices`, on the device; keys: positions of the longest row; slots: [rows], the pages that store
-    the rows' tails now, the sink for rows without a past.
+    abandoned batch changes nothing: its keys lie at positions after the rows' state, where no row reads. indices: the
+    results of `page_indices`, on the device; keys: number of positions of the longest row; slots: [rows], the page that
+    stores each row's tails now, or `SINK` for a row without a past.
     """
 
     def __init__(self, buffer: BufferPool, indices: Sequence[Tensor], keys: int, slots: Tensor) -> None:
         self.number = 0
         self._buffer, self._keys = buffer, keys
         self._write, self._read, self._tails = (one.flatten() for one in indices)
-        # Not `view`: it fails on the empty tensor of a network without attention.
+        # `view` would fail on the empty tensor of a network without attention.
         self._positions = buffer.keys.flatten(0, -2)
         self._slabs = buffer.keys.flatten(-2).flatten(0, -2)
         before = buffer.tails.index_select(0, slots)
@@ -193,7 +193,7 @@ class BatchMemory:
         return recalled.view(len(keys), -1, keys.shape[2])[:, : self._keys]
 
     def halves(self) -> list[BatchMemory]:
-        """Views of the first and the second half of the rows; this memory's `commit` keeps their tails."""
+        """Two memories for the first and second half of the rows; `commit` of this memory also stores their tails."""
         parts = [copy(self), copy(self)]
         rows = self._after.shape[1] // 2
         extended = rows * (len(self._write) // (2 * rows) + self._buffer.tail)
@@ -243,9 +243,9 @@ def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, 
 def _batch_numbers(rows: Sequence[FlowRow], lookahead: int, up: int, keys: int) -> tuple[Indices, ...]:
     """The integers of a batch that the networks need; keys: the largest end of a row, in tokens.
 
-    →  ids: [rows, new tokens + lookahead]; lengths: [rows]; pasts: [rows] tokens; places: [rows · frames] in the noise;
-    ends of the lookahead (`_lookahead_ends`); ends of keys among the tokens, the encoder's upsampled frames and the
-    estimator's frames (`_ends`); slots: [2, rows with state] pages that hold a row's tails before and after this chunk
+    →  ids: [rows, new tokens + lookahead]; lengths: [rows]; pasts: [rows], earlier tokens; places: [rows · frames],
+    indices into the noise; the result of `_lookahead_ends`; results of `_ends` for tokens, the encoder's upsampled
+    frames and the estimator's frames; slots: [2, rows with state], page of a row's tails before and after this chunk
     """
     size = max(row.end - row.past for row in rows)
     tokens = np.zeros((len(rows), size + lookahead), dtype=np.int64)
@@ -269,7 +269,7 @@ def _batch_numbers(rows: Sequence[FlowRow], lookahead: int, up: int, keys: int) 
 def _lookahead_ends(rows: Sequence[FlowRow], size: int, lookahead: int) -> Indices:
     """[rows, new tokens]: the end of each new token's lookahead, as an index into the row's tokens.
 
-    Empty if each token sees its whole lookahead, or all tokens that exist of it; the encoder then takes a faster path,
+    Empty if each token sees all tokens of its lookahead that the row has; the encoder then takes a faster path,
     whose results may differ in their last bits.
     """
     for row in rows:

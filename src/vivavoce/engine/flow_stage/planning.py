@@ -179,9 +179,9 @@ class PromptCache:
 
 
 class Block(NamedTuple):
-    """Successive tokens of a row that are computed together, once; end: the position after the last of them.
+    """Successive tokens of a row that are computed together; end: the position after the last of them.
 
-    lookahead_end: the number of the row's tokens that were known at that time; no lookahead of the block goes further.
+    lookahead_end: the number of the row's tokens that were known at the first computation; the lookahead ends there.
     """
 
     end: int
@@ -245,7 +245,7 @@ class FlowStream:
 
 @dataclass(eq=False)
 class FlowRow:
-    """One row of a batch: the next mel of a stream, or (hop 0) the state of its voice's prompt, for all of its streams.
+    """One row of a batch: the next mel of a stream, or (hop 0) the state of a prompt, for all streams of its voice.
 
     speech: the sequence's speech tokens that may be read, with the lookahead and without the prompt; hop: number of
     tokens, after those already spoken, that become mel. `FlowStage.start` fills in the other fields.
@@ -376,7 +376,7 @@ class Planner:
         # Each stream continues the last page of a voice's prompt with its own tokens, so it needs a copy.
         split = before.tokens % pool.page_tokens if before and not own else 0
         kept = old[:-1] if split else old
-        pool.holders.update(old)  # making room may drop the prompt that holds them
+        pool.holders.update(old)  # making room may drop the prompt that holds these pages
         try:
             fresh = self._prompts.acquire(pool.pages_for(end) - len(kept))
             if fresh and split:

@@ -87,13 +87,13 @@ class FlowStage:
         state_bytes: bytes of memory for state.
         kernels: compute the encoder and the estimator without padding by our own kernels, where
             `vivavoce_kernels.usable` says so.
-        deterministic: slower, needs kernels; a row's bits depend neither on other rows nor on a past that was kept.
+        deterministic: slower, needs kernels; a row's bits depend neither on other rows nor on whether its past is kept.
         external: networks of another runtime, used instead of the model's; then there are no kernels and no state.
-        most_frames: with kernels; frames of the largest recorded batch, larger ones are split. None: chosen for speed.
+        most_frames: with kernels, most frames of batches with CUDA graphs, others are split. None: chosen for speed.
         both: without kernels, computes a step's two halves, with and without conditions; None: they are one batch.
 
     Raises:
-        ValueError: the kernels do not support the networks' sizes; or deterministic without kernels.
+        ValueError: the kernels do not support the networks' sizes; or `deterministic` is set without `kernels`.
     """
 
     def __init__(

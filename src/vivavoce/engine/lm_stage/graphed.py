@@ -42,7 +42,7 @@ _ROW_ARRAYS = 4
 
 @dataclass(frozen=True)
 class PrefillLayout:
-    """The layout of a prefill's integers; state: numbers of one slot's state at the start of a run."""
+    """The layout of a prefill's integers; state: how many integers one slot's state has at the start of a run."""
 
     rows: int
     sequences: int
@@ -79,8 +79,8 @@ class PrefillLayout:
 @dataclass(frozen=True)
 class CapturedGraph:
     """A forward pass of one size. inputs: the integers that a prefill reads, [size] int64; out: the sampled ids, [n]
-    int64, or, if ids are chosen outside of the graph, the scores, [n, ids] float32; attention: of each slot to its
-    text, [n, tokens] float32, if the graph reads it."""
+    int64, or, if ids are chosen outside of the graph, the scores, [n, ids] float32; attention: each slot's
+    attention to its text, [n, tokens] float32, if the graph reads it."""
 
     launch: Launch
     inputs: Tensor
@@ -93,8 +93,8 @@ class GraphedSteps(SlotSteps):
 
     tiles: tile sizes of the network's products; adapters: the most adapters at once, and their largest rank. If a
     slot's top_k is above `MOST_CANDIDATES`, torch's operations choose the ids of the whole step. Launches in which a
-    run has an adapter have recordings of their own. With `fixed` all launches use these, as the two kinds round
-    differently.
+    run has an adapter have CUDA graphs of their own. With `fixed` all launches use these graphs, because graphs with
+    and without adapters round differently.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Finds the attention heads of a language model that follow the text as it is spoken, and the voice's lag behind them.
+"""Finds attention heads of a language model that follow the spoken text, and how many speech tokens the voice lags.
 
 Some sentences are spoken first. A head is good if its attention moves through the text from left to right in small
 steps. To find the lag, one word after another is replaced by a different word: the speech tokens that then become
@@ -87,7 +87,7 @@ def embedded(lm: SpeechLM, rows: Sequence[Row]) -> Tensor:
 
 
 def _quick_scores(attention: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[layers, heads, tokens, text] → [layers, heads]: how evenly a head's mean text position rises, and how surely."""
+    """[layers, heads, tokens, text] → [layers, heads]: how evenly the text position rises, times the 3 top weights."""
     tokens, text = attention.shape[2:]
     mean = attention @ np.arange(text)
     time = np.arange(tokens) - (tokens - 1) / 2
@@ -98,7 +98,7 @@ def _quick_scores(attention: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _score(attention: NDArray[np.float32]) -> float:
-    """[tokens, text]  →  mean attention within one token of the best path, times the share of text on it; 0 … 1."""
+    """[tokens, text]  →  mean attention within one token of the best path, times the path's share of text; 0 … 1."""
     path = _path(attention)
     near = [row[max(0, at - 1) : at + 2].sum() for row, at in zip(attention, path, strict=True)]
     return float(np.mean(near)) * float(path[-1] - path[0] + 1) / attention.shape[1]
@@ -127,7 +127,7 @@ def _lag(lm: SpeechLM, samples: Sequence[SpokenSample], attention: Sequence[NDAr
 
 
 def _lost(lm: SpeechLM, sample: SpokenSample, other: SpokenSample) -> NDArray[np.float32]:
-    """[words // 2, tokens]: the log-probability that speech tokens lose if this word, every second one, is replaced."""
+    """For every second word, [words // 2, tokens]: the log-probability that tokens lose if the word is replaced."""
     text, given = sample.prompt[sample.text], other.prompt[other.text]
     ends = (*sample.words[1:], len(text))
     changed = []

@@ -42,9 +42,9 @@ class DecodeRun:
     rows: appended at the slot's current position; allowed: control ids (ids that are not speech) that may be sampled;
     forced_at: after this many ids of this run the next id is the control id `forced`, whatever the model says;
     min_tokens: before this many ids of this run the control ids `early_forbidden` are forbidden, even if allowed;
-    speaker: [speaker size] float32, for the row of kind `SPEAKER`; watched: indices of the text rows whose attention is
-    read, to follow the voice; unspoken: how many of these, at the front, are the prompt's text; adapter: the LoRA
-    adapter, the same in all runs of a slot.
+    speaker: [speaker size] float32, for the row of kind `SPEAKER`; watched: indices of the text rows for which
+    attention weights are read, to follow the voice; unspoken: how many of the first watched rows are the prompt's text;
+    adapter: the LoRA adapter, the same in all runs of a slot.
     """
 
     rows: tuple[Row, ...]
@@ -80,7 +80,7 @@ def plain_run(
     """The run of a complete text: [sos, speaker, prompt text, text, task, prompt speech], then speech.
 
     official: use the official minimum-length rule, which forbids only one of the stop ids; room: speech tokens that the
-    next stages can take, None: any number. InvalidRequest: it may need more positions than the model has.
+    next stages can take, None: any number. InvalidRequest: the run may need more positions than the model has.
     """
     vocabulary, voice, params = config.vocabulary, request.conditioning, request.sampling
     least = most = params.exact_tokens or 0
@@ -140,8 +140,8 @@ def adapted_rows(rows: Iterable[tuple[DecodeRun | None, range]], device: torch.d
 class StreamingPrompt:
     """Makes the successive runs of an interleaver's sequence, all in one slot, which must be empty at first.
 
-    room: the most speech tokens that the next stages can take, and capacity: positions of the slot, ∞ without a limit;
-    unwatched: text rows at the beginning that are not spoken, None: the text is not watched; adapter: of all runs.
+    room: the most speech tokens that the next stages can take; capacity: the slot's positions; ∞ means no limit;
+    unwatched: number of first text rows that are not spoken, None: no text is watched; adapter: all runs use it.
     """
 
     def __init__(

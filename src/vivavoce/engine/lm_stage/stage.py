@@ -115,7 +115,7 @@ class PlainSteps(SlotSteps):
         self._choose = choose
 
     def prepare(self, slots: int | None) -> None:
-        """Do nothing: plain steps have no recordings."""
+        """Do nothing: plain steps have no CUDA graphs."""
 
     def place_adapter(self, place: int, laid: Tensor, weights: AdapterWeights) -> Layers:
         changed, layers = products_of(weights), pairs_of(laid.to(self._device), qwen2_of(self._config), weights.rank)

@@ -1,4 +1,4 @@
-"""Computes samples from pieces of mel in packed batches on our kernels: the path of a CUDA device in 16 bit.
+"""Computes samples from pieces of mel in packed batches on our kernels; CUDA devices in 16 bit use this path.
 
 Every batch is copied into fixed tensors, which the CUDA graph of its size reads. For each kind of tail there is one
 tensor with a row for each stream; one launch gathers or scatters the rows. The host sends only counts for each piece.
@@ -31,8 +31,8 @@ FIRST_ROWS = 64
 class TailPool:
     """The memory of streams' tails, one row for each stream. A row is written once after it was taken.
 
-    Enqueued work may still read a row that was given back: later work on the row is enqueued after it on the same CUDA
-    stream. rules: of all streams; bins: of the mel; samples: in a frame; lanes: of a phase.
+    Enqueued work may still read a row that was given back, because later work on the row follows on the same CUDA
+    stream. rules: the rules of all streams; bins: mel bins; samples: samples per frame; lanes: lanes of a phase.
     """
 
     def __init__(self, rules: Sequence[Crossfade], bins: int, samples: int, lanes: int, device: torch.device) -> None:
@@ -58,14 +58,14 @@ class TailPool:
 
 
 BUCKETS = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-"""Sizes of recorded batches in mel frames, padding included."""
+"""Sizes of batches with CUDA graphs, in mel frames, padding included."""
 
 
 class VocoderRun:
     """The vocoder's work for batches of one bucket; its results stay in place until it runs again.
 
     memory: mel [frames, bins], source [frames · samples per frame] and carried [rows, lanes], float32, of this size or
-    larger. Each run has its own table. Until it is written it describes only padding: the work can be recorded then.
+    larger. Each run has its own table. Before it is written it describes only padding, so the work can be recorded.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class PackedVocoding:
         lay_out(run.wave, run.mel, run.source, run.phases, *run.frames[:3], self._windows, memory, given)
 
     def _run(self, size: int) -> VocoderRun:
-        """The bucket's run, recorded at first use; a larger size gets a new run without a recording."""
+        """The bucket's run; its CUDA graph is recorded at first use. A larger size gets a new run without a graph."""
         run = self._runs.get(size)
         if run is None:
             run = self._make_run(size)

@@ -57,7 +57,7 @@ class Crossfade:
 def join_rule(
     joins: CrossfadeMode, hop: int, reach: Reach | None, device: torch.device, overlap: int | None = None
 ) -> Crossfade:
-    """The crossfade rule for a vocoder, cached. hop: samples per frame; overlap: `HiFT.overlap`. Do not change it."""
+    """A vocoder's crossfade rule, cached: do not change it. hop: samples per frame; overlap: `HiFT.overlap`."""
     if reach is not None:
         # All frames within reach are computed again, so samples do not depend on the cut, and both modes are the same.
         before, after = reach
@@ -165,7 +165,7 @@ class Tails:
 class VocoderStream:
     """The state of one sequence: its settings, and its tails, which only `VocoderStage` replaces.
 
-    seed: of the source's noise, None: no noise; speed: of a whole utterance, or of a stream's pieces.
+    seed: seed of the source's noise, None: no noise; speed: speed of a whole utterance, or of a stream's pieces.
     """
 
     seed: int | None
@@ -237,11 +237,11 @@ class PaddedVocoding:
         self._vocoder, self._device, self._both = models.vocoder, models.device, both
         self._hop = models.vocoder.config.samples_per_frame
         self.one_by_one = models.device.type == "cpu"
-        """Whether each row is a batch of its own: one row keeps a CPU's cores busy, needs no padding, and a compiled
-        shape serves all batches; a row's bits do not depend on other rows."""
+        """Whether each row is a batch of its own. On a CPU one row keeps all cores busy, without padding; a compiled
+        shape then serves all batches, and a row's bits do not depend on other rows."""
 
     def prepare(self, frames: int | None) -> None:
-        """Do nothing: this path has no recordings."""
+        """Do nothing: this path has no CUDA graphs."""
 
     def release(self, tails: Tails) -> None:
         """Do nothing: on this path tails have no memory but their own tensors."""
@@ -312,7 +312,7 @@ class PaddedVocoding:
     def _finished(
         self, row: VocoderRow, mel: Tensor, source: tuple[Tensor, Tensor | None], wave: Tensor
     ) -> tuple[Tensor, Tails]:
-        """Samples, crossfaded with the held ones, and the new tails, as copies, which keep no batch in memory."""
+        """Samples, crossfaded with the held samples, and new tails, copied so that they keep no batch in memory."""
         hop, rule, before = self._hop, row.stream.rule, row.before
         wave, fade = wave[: row.frames * hop], rule.fade_frames * hop
         if before.held is not None:
@@ -341,9 +341,9 @@ class VocoderStage:
     noise and phase continue.
 
     source_noise: whether the source adds noise; without it the audio depends only on the mel. kernels: whether our own
-    kernels and recorded launches are used (see `vivavoce_kernels.usable`); a vocoder whose sizes they do not support
-    uses the plain path. most_frames: with kernels; frames of the largest recorded batch, larger ones are split. None:
-    chosen for speed. both: without kernels, runs two independent parts of a piece; None: in turn.
+    kernels and CUDA graphs are used (see `vivavoce_kernels.usable`); a vocoder whose sizes they do not support uses the
+    plain path. most_frames: with kernels, frames of the largest batch with a CUDA graph; larger batches are split.
+    None: chosen for speed. both: without kernels, runs two independent parts of a piece; None: one after the other.
     """
 
     def __init__(
@@ -372,7 +372,7 @@ class VocoderStage:
         self.vocoding.prepare(frames)
 
     def open(self, seed: int, speed: float, joins: CrossfadeMode) -> VocoderStream:
-        """Open a stream for one sequence; joins: of a stream's pieces; a whole utterance has no joins."""
+        """Open a stream for one sequence; joins: how a stream's pieces are joined; a whole utterance has no joins."""
         vocoder = self._vocoder
         hop, device = vocoder.config.samples_per_frame, self._no_samples.device
         rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)

@@ -17,9 +17,9 @@ LEAST_DB, LEAST_OVER_NOISE_DB = -45.0, 15.0
 """Limits of a good recording, in dB: the level of its speech, and the distance from speech to noise."""
 LEAST_SPEECH_S, MOST_SPEECH_S, LONGEST_PAUSE_S = 2.0, 12.0, 1.5
 TELEPHONE_HZ, TELEPHONE_DB = 4_400, -33.0
-"""A recording is narrow-band if its energy above `TELEPHONE_HZ`, relative to its whole energy, is below this (dB)."""
+"""A recording is narrow-band if its energy above `TELEPHONE_HZ`, relative to all energy, is below `TELEPHONE_DB`."""
 TONAL_DB, TONAL_LINES = 12.0, 2
-"""A recording has hum or music if this many spectral peaks between words stand out by more than this level (dB)."""
+"""A recording has hum or music if `TONAL_LINES` spectral peaks between words stand out by more than `TONAL_DB`."""
 RATES = (2.0, 30.0), (1.0, 12.0)
 """Fewest and most letters per second of speech; the second pair is for Chinese, Japanese and Korean."""
 _WIDE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
@@ -149,7 +149,7 @@ def _is_narrow(audio: Audio, levels: Levels) -> bool:
 
 
 def _lines(audio: Audio, levels: Levels) -> int:
-    """Number of spectral peaks from 100 to 4,000 Hz between the words; 0 if that sound is far below the speech."""
+    """Number of spectral peaks from 100 to 4,000 Hz between the words; 0 if the sound there is far below the speech."""
     if levels.speech - levels.noise > 40.0:
         return 0
     power, hertz = _spectra(audio, ~levels.speaks & (levels.frames > levels.speech - 60.0))

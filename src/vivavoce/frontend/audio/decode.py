@@ -25,8 +25,8 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8_000, 192_000
 _READ_BYTES = 1 << 20
 _BLOCK_VALUES = 1 << 18
 _TOLERANCE_S = 0.1
-"""Tolerance for the padding of encoders, which headers count in different ways. A file that is shorter than its header
-says by more than this is cut off; a recording may exceed its maximum duration by this."""
+"""Tolerance for the padding of encoders, which headers count in different ways. A file counts as cut off if it is
+shorter than its header says, by more than this tolerance; a recording may exceed its maximum duration by it."""
 
 _MALFORMED = 3
 """SF_ERR_MALFORMED_FILE: libsndfile knows the format, but the file is damaged."""
@@ -46,8 +46,8 @@ _Blocks = Generator[tuple[Samples, Samples], None, None]
 
 
 class _Track(NamedTuple):
-    """An opened audio track. promised_samples: its length by a reliable header, or None; blocks: decodes blocks when
-    iterated, each as the mean of all channels [n] and the first channel [n]."""
+    """An opened audio track. promised_samples: its length in a reliable header, or None; blocks: an iterator that
+    decodes the next block into the mean of all channels [n] and the first channel [n]."""
 
     sample_rate: int
     promised_samples: int | None
@@ -230,7 +230,7 @@ def _soundfile_blocks(file: soundfile.SoundFile) -> _Blocks:
 
 
 def share_present(data: bytes) -> float:
-    """The fraction, in (0, 1], of the sample bytes in a WAV or AIFF file's header that the file really contains.
+    """The number of sample bytes in a WAV or AIFF file, as a fraction, in (0, 1], of the number that its header states.
 
     libsndfile silently shortens a truncated file; only the size of its sample chunk shows that samples are missing. The
     result is 1.0 for all other formats, and if the header marks the length as unknown.

@@ -68,7 +68,7 @@ class OutputFormat:
 
     sample_rate: hertz, one of `SAMPLE_RATES`; None: the speech's own rate, but 8000 for ulaw and alaw, as telephones
     need. bitrate: bits per second; None: the codec's default. gain: factor that multiplies all samples. InvalidRequest:
-    one is unknown.
+    the sample rate or the bitrate is not allowed.
     """
 
     codec: AudioFormat
@@ -139,7 +139,7 @@ def parse_format(name: str, sample_rate: int | None = None, field: str = "respon
 
 
 def format_of(path: str | os.PathLike[str]) -> AudioFormat:
-    """The format for the suffix of `path`, in any case. A path without a suffix, such as a device, means WAV.
+    """The format for the suffix of `path` in any letter case. A path without a suffix, such as a device, means WAV.
 
     Raises:
         InvalidRequest: the suffix names no supported format.
@@ -206,8 +206,8 @@ def write_audio(
 ) -> None:
     """Write mono `samples` [n], float32, at `sample_rate` (hertz) to a file. to_rate: the sample rate in the file.
 
-    The path's suffix chooses the format (see `format_of`). A regular file is replaced atomically, also behind a
-    symbolic link; devices and pipes are written directly.
+    The path's suffix chooses the format (see `format_of`). A regular file is replaced atomically, also if the
+    path is a symbolic link to it; devices and pipes are written directly.
 
     Raises:
         InvalidRequest: an unknown rate or suffix; the path's folder is missing; the path is a folder or not writable.

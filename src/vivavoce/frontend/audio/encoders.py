@@ -322,7 +322,7 @@ class AdtsEncoder(_FrameEncoder):
 
 
 class FlacEncoder(_CodecEncoder):
-    """FLAC frames after a header (RFC 9639, 8). Its length and MD5 sum are 0 in a stream, which means unknown."""
+    """FLAC frames after a header (RFC 9639, 8). In a stream, the header's length and MD5 sum are 0 (unknown)."""
 
     codec, sample_format = "flac", "s16"
 

@@ -24,9 +24,9 @@ MAX_KERNEL_VALUES = 1 << 20
 def resample_sinc(samples: Tensor | Samples, from_rate: int, to_rate: int) -> Tensor:
     """Resample `samples` [.., n], float32, to [.., ceil(n·to_rate/from_rate)], as the official code resamples prompts.
 
-    Band-limited interpolation (J. O. Smith, "Digital Audio Resampling Home Page", CCRMA) with a Hann window
-    over six zero crossings and a cutoff at 0.99 of the lower Nyquist frequency: the defaults of torchaudio's
-    `Resample`, reproduced bit for bit on the CPU. Runs on the device of `samples`. Rates whose kernels exceed
+    This is band-limited interpolation (J. O. Smith, "Digital Audio Resampling Home Page", CCRMA) with a Hann window
+    over six zero crossings and a cutoff at 0.99 of the lower Nyquist frequency. These are the defaults of torchaudio's
+    `Resample`; on the CPU, results are equal bit for bit. Runs on the device of `samples`. Rates whose kernels exceed
     `MAX_KERNEL_VALUES` are resampled by soxr on the CPU instead, to the same length.
     """
     wave = torch.as_tensor(samples)

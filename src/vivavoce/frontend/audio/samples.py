@@ -18,7 +18,7 @@ MIN_REFERENCE_S = 0.5
 MAX_REFERENCE_S = 30.0
 """Maximum length of a reference in seconds, which is the official speech tokenizer's limit."""
 MIN_REFERENCE_PEAK = 1e-3
-"""Minimum peak of a reference (-60 dB of full scale); a quieter recording is silence or of a muted microphone."""
+"""Minimum peak of a reference (-60 dB of full scale); a quieter recording is silent, or its microphone was muted."""
 MAX_REFERENCE_PEAK = 100.0
 """Maximum peak of a reference. Loud recordings slightly exceed ±1; a peak above this means integer-scaled samples."""
 
@@ -27,9 +27,9 @@ CANCELLED = 1e-4
 QUIET_DB = -30.0
 """Quieter speech in a reference is amplified to this level (dB of full scale), since synthesis copies the level."""
 KEPT_QUIET_S = 0.2
-"""Seconds of silence that trimming keeps at each end of a reference; longer silence is copied, and words are lost."""
+"""Seconds of silence that trimming keeps at each end of a reference; speech copies longer silence and loses words."""
 LEAST_TRIMMED_S = 0.2
-"""Minimum number of seconds that trimming removes at an end; with less, the end stays unchanged."""
+"""Minimum number of seconds that trimming removes at an end; if it would remove less, the end stays unchanged."""
 _FRAMES_PER_S = 100
 _LOUDEST_FRAMES = 50
 """The level of speech is the median of this many loudest frames, which clicks and long pauses hardly change."""

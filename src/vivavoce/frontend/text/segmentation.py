@@ -195,7 +195,7 @@ class _Aligned:
     def __init__(self, text: str, blocks: Sequence[tuple[int, str]]) -> None:
         self._text, self._blocks = text, blocks
         self._words_end = 0  # end of the last segment in the words of all blocks
-        self._block, self._end, self._said_end = -1, 0, 0  # block number, its ends in text and in words
+        self._block, self._end, self._said_end = -1, 0, 0  # the block's number, its end in the text and in the words
 
     def end_of(self, segment: str) -> int:
         words = "".join(said for _, said in self._blocks)

@@ -47,7 +47,7 @@ _FIRST_CLAUSE = _Amount(words=8, characters=20)
 _ANYTHING = _Amount(words=1, characters=1)
 
 LOOKAHEAD = 8
-"""Maximum white space, in characters, skipped to see what follows a mark; more white space starts a new sentence."""
+"""Maximum number of white-space characters skipped to see what follows a mark; after more, a new sentence starts."""
 _LONGEST_ABBREVIATION = 24
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _CLOSING = r"""["'*_\p{Pe}\p{Pf}]{0,8}"""
@@ -132,9 +132,9 @@ class SentenceSplitter:
     A sentence ends at the end of a line, and at . ? ! and similar marks of other scripts, with closing quotes and
     brackets, if white space or a Chinese or Japanese sentence follows. Marks in numbers, addresses, abbreviations and
     German ordinals do not end a sentence. A sentence shorter than `_LEAST` is joined with the next sentence of its
-    line;
-    text without a word is joined across lines. The first sentence may end at a comma, semicolon, colon or dash after
-    `_FIRST_CLAUSE`. Text longer than `MAX_HELD` is cut at the last clause end, else at white space, else anywhere.
+    line; text without a word is joined across lines. The first sentence may end at a comma, semicolon, colon or dash
+    after `_FIRST_CLAUSE`. Text longer than `MAX_HELD` is cut at the last clause end, else at white space, else
+    anywhere.
 
     White space around sentences is removed; nothing else is. The cuts depend only on the text, and not on how it was
     divided into pieces. Each sentence contains a letter or a number, except perhaps the last sentence, or one that was

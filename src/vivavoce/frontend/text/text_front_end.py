@@ -140,8 +140,8 @@ class TextFrontEnd:
         Text that contains both `<|` and `|>` is neither normalised nor split into sentences, as in the official code.
 
         language: one of nine languages. Its rules split the text; the rules of "en" and "zh" also normalise it. None:
-        detect the language; for a model with `scripts`, only English or Chinese. Raises `InvalidRequest` for another
-        language, or if the model does not know its script. Raises `InvalidText` if the text has nothing to speak, is
+        detect the language (either English or Chinese if there are `scripts`). Raises `InvalidRequest` for another
+        language, or if the model does not know the script. Raises `InvalidText` if the text has nothing to speak, is
         longer than `MAX_TEXT_CHARS`, or has control characters, lone surrogates or characters that the model lacks.
         """
         return [one.spoken for one in self.located(text, language, reading=reading)]
@@ -202,7 +202,7 @@ class TextFrontEnd:
                     yield held._replace(start=start, end=begin)
                     start = begin
                 held = one._replace(rate=stretch.rate)
-                if one.end < length:  # the segment does not end its stretch: its end is known
+                if one.end < length:  # the stretch goes on, so the segment's end is known
                     end = stretch.original(one.end)
                     yield held._replace(start=start, end=end)
                     start, held = end, None

@@ -16,7 +16,7 @@ Normalization = Literal["official", "natural", "off"]
 """The rules of text normalisation: the official front end's rules, our own (natural), or no rules (off)."""
 
 Emojis = Literal["silent", "named"]
-"""Emojis with natural rules: silent, or read by their English Unicode names (named)."""
+"""How natural rules read emojis: not at all (silent), or by their English Unicode names (named)."""
 Code = Literal["read", "silent"]
 Reasoning = Literal["silent", "read"]
 """Reasoning of a chat model in the text, such as `<think>…</think>`: left out (silent) or spoken (read)."""
@@ -32,7 +32,7 @@ _LANGUAGES: Mapping[str, Language | None] = {
     **{"ita": "it", "rus": "ru"},
 }
 
-_SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # without these, no change
+_SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # other text stays as it is
 _TAG = "(?:think(?:ing)?|reasoning)"
 _LEFT_OUT = regex.compile(
     "(?P<pair>[\ud800-\udbff][\udc00-\udfff])"
@@ -94,7 +94,7 @@ class TextFilter:
         """The number of characters that have gone through the filter so far."""
 
     def add(self, piece: str, is_last: bool = False) -> str:
-        """Return the next filtered text that later pieces cannot change. InvalidText: too long, or not a string."""
+        """Return filtered text that later pieces cannot change. InvalidText: the piece is too long or not a string."""
         check_length(piece)
         if not (self._held or self._open or _SUSPECT.search(piece)):
             self.taken, self._kept = self.taken + len(piece), self._kept + len(piece)

@@ -78,7 +78,7 @@ _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 class TextTokenizer:
     """The tokenizer of a checkpoint. Immutable and thread-safe.
 
-    prompted: it is CosyVoice3's tokenizer: a text may begin with a system prompt and contain `PRONUNCIATION_TOKENS`.
+    prompted: it is CosyVoice3's tokenizer, so a text may begin with a system prompt and contain `PRONUNCIATION_TOKENS`.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: Sequence[str] = SPECIAL_TOKENS) -> None:

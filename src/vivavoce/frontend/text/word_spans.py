@@ -87,7 +87,7 @@ def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[
                 shares[-1] = shares[-1][0], anchor[0]
                 past = anchor[0]
             shares += _divided(spoken, past, anchor[0], sizes)
-        elif shares:  # such as "dollars", spoken after "million"
+        elif shares:  # "dollars", spoken after "million" for "$2 million", belongs to "million"
             shares[-1] = shares[-1][0], max(shares[-1][1], anchor[0])
         waiting = []
         if number < len(written):

@@ -31,7 +31,7 @@ from vivavoce.models.features import SAMPLE_RATE as ENCODER_RATE
 log = logging.getLogger(__name__)
 
 AudioSource = str | Path | bytes | BinaryIO | Audio | tuple[NDArray[Any] | Tensor, int]
-"""A recording: a path, a file's bytes, an open file, or samples: `Audio`, or (array, rate), see `audio_of`."""
+"""A recording: a path, a file's bytes, an open file, an `Audio`, or a pair (array, rate), see `audio_of`."""
 MAX_TRANSCRIPT_CHARS = 2_000
 """Maximum length of a transcript: 30 s of fast speech have 800 characters, and normalising more would be slow."""
 KEPT_AS_SENT_BYTES = 1 << 20

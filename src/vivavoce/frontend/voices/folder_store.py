@@ -34,7 +34,7 @@ _NO_FAILURE = (-math.inf, "")
 
 
 class FolderStore(VoiceStore):
-    """A `VoiceStore` in a folder. Folders get mode 0700 and are made when their first voice is saved; files: mode 0600.
+    """A `VoiceStore` in a folder. Folders get mode 0700 and are made when their first voice is saved; files get 0600.
 
     Public voices lie in the folder itself, an owner's voices in `owners/<SHA-256 of the owner>`. The file
     `<name>.safetensors` contains the voice `<name>`; a renamed or copied file is a voice of its new name. Writes are
@@ -42,8 +42,8 @@ class FolderStore(VoiceStore):
     `VoiceExists`. Symbolic links are read; replacing or removing a link leaves its target unchanged.
 
     Every method raises `VoiceStoreError` if the file system refuses access (no permission, disk full), if other users
-    can change the folder, or if another process keeps its lock. Clients see its message, so the message does not name
-    the folder; the log and `state` do.
+    can change the folder, or if another process keeps the folder's lock. Clients see the error's message, so it does
+    not name the folder; the log and `state` do.
     """
 
     def __init__(self, folder: Path, *, wait_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -151,7 +151,7 @@ class FolderStore(VoiceStore):
 
 
 def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
-    """Check a folder and its parents up to `within`. make: create them. OSError: other users can write to one."""
+    """Check a folder and its parents up to `within`. make: create them. OSError: others can write to one of them."""
     if folder != within:
         _safe(folder.parent, within, make=make)
     if make:

@@ -106,11 +106,11 @@ def meant_by(name: str, voices: Container[str], table: Mapping[str, str]) -> str
 
 
 def check_voice_name(name: str) -> str:
-    """Check a name and return it in NFC, in which voices are stored and looked up. InvalidRequest: not allowed.
+    """Check a name and return it in NFC, in which voices are stored and found. InvalidRequest: it is not allowed.
 
     A name has 1 to 64 characters: Unicode letters with combining marks, decimal digits, `-`, `_`, `.` and spaces. It
-    does
-    not begin with `.` or a mark, does not begin or end with a space, and has at most 240 bytes in UTF-8. Case is kept.
+    does not begin with `.` or a mark, does not begin or end with a space, and has at most 240 bytes in UTF-8. Case is
+    kept.
     """
     too_long = len(name) > MAX_NAME_CHARS * _MAX_DECOMPOSITION
     normal = name if too_long else unicodedata.normalize("NFC", name)
@@ -137,7 +137,7 @@ def folded(name: str) -> str:
 
 
 def unknown_voice(name: str, known: Iterable[str]) -> VoiceNotFound:
-    """The error for an unknown name. Of the iterator `known`, at most `MAX_COMPARED` names are read."""
+    """The error for an unknown name; at most `MAX_COMPARED` names are read from `known`."""
     first = list(islice(known, MAX_COMPARED))
     if not first:
         way_out = "add one from a recording, or send a recording in its place"

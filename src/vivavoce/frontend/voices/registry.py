@@ -52,8 +52,8 @@ class VoiceRegistry:
     """All voices of one model, for all callers. Thread-safe.
 
     A name is looked up among the owner's voices, then the public voices, then the model's voices, then the aliases. The
-    owner "" stands for the public voices. If a stored voice of another model has kept its recording, it is extracted
-    once for this model, and these features are stored in the same voice. Recent voices are cached and shared: their
+    owner "" stands for the public voices. If a stored voice of another model has kept its recording, the features
+    for this model are extracted from it once, and stored in the same voice. Recent voices are cached and shared: their
     tensors must not be changed.
     """
 
@@ -102,7 +102,7 @@ class VoiceRegistry:
 
         Raises:
             VoiceNotFound: `voice` is neither a known name nor a file.
-            InvalidRequest: the voice is of another model, a transcript has no recording, or no default voice exists.
+            InvalidRequest: the voice is of another model, a transcript lacks its recording, or no default voice exists.
             InvalidAudio, InvalidText: the recording or its transcript cannot be used.
             VoiceStoreError: the stored voice is damaged, or its store cannot be read or reached.
         """
@@ -148,7 +148,7 @@ class VoiceRegistry:
         return self.built_in.get(meant_by(name, self.built_in, self._aliases))
 
     def warn_of_missing(self) -> None:
-        """Log a warning for each voice in the rules that does not exist. No error: it may be stored later."""
+        """Only log a warning for each voice in the rules that does not exist: such a voice may be stored later."""
         names = {f"voices.aliases: {name!r} stands for": voice for name, voice in self.rules.aliases.items()}
         if self.rules.default is not None:
             names["voices.default: is"] = self.rules.default
@@ -251,7 +251,7 @@ class VoiceRegistry:
         return found or self._extracted.get(key, partial(self._extract_again, voice, owner))
 
     def _extract_again(self, voice: Voice, owner: str) -> Voice:
-        """Extract features for this model, and store them in the stored voice, be it the owner's or public."""
+        """Extract features for this model, and store them in the stored voice, which is the owner's or public."""
         features = self._extractor.extract(io.BytesIO(voice.recording), voice.transcript)
         features = changed(features, fingerprint=self._fingerprint, name=voice.name)
         try:

@@ -303,7 +303,7 @@ def _problems(voice: Voice) -> Iterator[str]:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    """The tensor as a numpy array, because an operation of torch's threads takes 60 ms on two busy cores."""
+    """The tensor as a numpy array: a torch operation, which uses threads, takes 60 ms on two busy cores."""
     return tensor.detach().cpu().numpy()
 
 

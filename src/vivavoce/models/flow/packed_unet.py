@@ -62,13 +62,13 @@ def cuts_of(frames: int, *, invariant: bool) -> Cuts:
 class PackedBatch:
     """Tensors that one evaluation reads and updates in place.
 
-    x: [frames, bins] float32, where each frame's current step began.
-    features: [2 · frames, in], the point, mu, the speaker and the condition side by side; without conditions zeros but
-    for the point.
-    step: [2] int32, the number of the evaluation among those of all schedules, and in its own schedule, by which the
-    state is kept.
-    keys: the pages, as in `flow_attention.attend`, and tails: of convolutions, for this step; both None if rows have no
-    past and leave no state.
+    x: [frames, bins] float32, the solution at the beginning of the current step.
+    features: [2 · frames, in], the point, mu, the speaker and the condition side by side; frames without conditions are
+    zeros except for the point.
+    step: [2] int32, the index of the evaluation among those of all schedules, and its index in its own schedule, which
+    is also the pass of the state.
+    keys: the pages, as in `flow_attention.attend`. tails: the convolutions' tails for this step. Both are None if rows
+    have no past and leave no state.
     short: whether every row has pages and at most `layouts.SHORT_FRAMES` frames.
     """
 
@@ -82,7 +82,7 @@ class PackedBatch:
 
     @property
     def kept_at(self) -> Tensor:
-        """[1] int32, the pass of the state."""
+        """[1] int32, the index of the pass whose state is read and written."""
         return self.step[1:]
 
 
@@ -142,8 +142,8 @@ def _levels_of(unet: UNet) -> list[Level]:
 
 
 def _short_levels(unet: UNet) -> tuple[ShortLevels, ...] | None:
-    """The first level's blocks, all inner levels, and the last level's blocks, for batches of short rows; None: not for
-    this network or device.
+    """The first level's blocks, all inner levels, and the last level's blocks, for batches of short rows; None: this
+    network or device has no kernel for them.
     """
     config, weight = unet.config, unet.out.weight
     sizes = (config.channels, config.num_heads, config.head_dim)
@@ -181,9 +181,9 @@ def _short_block(block: TransformerBlock) -> Block:
 
 
 class PackedEstimator:
-    """Computes `model.Path.step` row by row. schedules: of the same network; guidance: of classifier-free guidance;
-    invariant: slower, but a row's bits do not depend on its neighbours. ValueError: the kernels do not take its sizes.
-    """
+    """Computes `model.Path.step` for packed rows. schedules: the network's schedules; guidance: the strength of
+    classifier-free guidance; invariant: slower, but a row's bits do not depend on its neighbours. ValueError: the
+    kernels do not support the network's sizes."""
 
     takes_short = False  # whether there is a kernel for batches of short rows
 

@@ -313,9 +313,9 @@ class VelocityEstimator(nn.Module):
         self, x: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, t: Tensor, lengths: Tensor, chunked: bool
     ) -> Tensor:
         """Estimate the velocity [batch, frames, bins]. x, mu, condition: [batch, frames, bins]: the solution so far,
-        the
-        encoded tokens, and the prompt's mel followed by zeros. speaker: [batch, bins], projected. t: [batch] float32.
-        lengths: [batch] int64; frames do not attend beyond them. chunked: attend chunk by chunk, as in streaming.
+        the encoded tokens, and the prompt's mel followed by zeros. speaker: [batch, bins], projected. t: [batch]
+        float32. lengths: [batch] int64; frames do not attend beyond them. chunked: attend chunk by chunk, as in
+        streaming.
         """
         mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)
         features = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)

@@ -1,4 +1,4 @@
-"""LoRA adapters for the language model: B·A·x of a slot's adapter is added to the outputs of linear layers in its rows.
+"""LoRA adapters for the language model: in a slot's rows, B·A·x of its adapter is added to outputs of linear layers.
 
 All numbers of an adapter are in one row of memory, layer by layer, joined in the same way as the products of `SlotLM`.
 """
@@ -132,5 +132,5 @@ class AdapterStack:
         self.layers: Layers = pairs_of(self.memory[0], config, rank)
 
     def put(self, place: int, laid: Tensor) -> None:
-        """Write an adapter's row to a place, from 0, after all work that was launched before on the device."""
+        """Write an adapter's row to a place (counted from 0), after all work that was launched before on the device."""
         self.memory[place].copy_(laid, non_blocking=True)

@@ -36,10 +36,10 @@ __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 
 @dataclass(frozen=True)
 class TiledRows:
-    """Packed rows, in which each sequence begins at a multiple of `ROW_TILE`; all int64. kinds, ids: [rows] table (0
-    control, 1 text, 2 speech) and index in it; slots, positions: [rows] for each row's key; last: [n] each sequence's
-    last row. Rows of padding have position 0 and a slot that never runs. adapters: [rows / `ROW_TILE`] int64, of each
-    tile: 1 + the place of its adapter, 0 for none; None: no row has one.
+    """Packed rows, in which each sequence begins at a multiple of `ROW_TILE`; all int64. kinds, ids: [rows], embedding
+    table (0 control, 1 text, 2 speech) and index in it; slots, positions: [rows], slot and position of the row's key;
+    last: [n], last row of each sequence. Rows of padding have position 0 and a slot that never runs. adapters: [rows /
+    `ROW_TILE`], 1 + the place of each tile's adapter, 0 for no adapter; None: no row has an adapter.
     """
 
     kinds: Tensor
@@ -54,13 +54,13 @@ Weights = tuple[Tensor, Tensor | None]  # [outputs, inputs] and [outputs]
 Attend = Callable[[Tensor, Tensor], Tensor]
 """(joined query, key and value rows, the layer's memory) → [rows, heads · head_dim]; it stores keys and values."""
 Look = Callable[[int, Tensor], None]
-"""Sees a layer's number and its joined query, key and value rows."""
+"""Receives a layer's number and its joined query, key and value rows."""
 
 
 class FusedLM:
-    """capacity: positions per slot; tiles: of the products; strips: for a single slot, used if every product has one;
-    stack: memory of the adapters, None: the model has no adapters. The parameters of joined layers become views of the
-    joined ones, as in `SlotLM`; either class may come first.
+    """capacity: positions per slot; tiles: tiles of the products; strips: strips of the products for a single
+    slot, used if every product has an entry; stack: memory of the adapters, None: the model has no adapters. The
+    parameters of joined layers become views of the joined weights, as in `SlotLM`; either class may be made first.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class FusedLM:
         adapters: Tensor | None = None,
     ) -> Tensor:
         """ids, positions, running: [n] int64, all of one stride; a slot with running 0 stores nothing, and its scores
-        are meaningless; observed: where the attention to the text is written; adapters: [n] int64, of any stride, of
-        each slot: 1 + the place of its adapter, 0 for none  →  [n, ids] logits, float32 if the product gives it.
+        are meaningless; observed: where the attention to the text is written; adapters: [n] int64, of any stride,
+        1 + the place of each slot's adapter, 0 for no adapter  →  [n, ids] logits, float32 if the product gives it.
         """
         taken: list[Tensor] = []
 

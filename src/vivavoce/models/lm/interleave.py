@@ -12,7 +12,7 @@ the text, so that sequences look like those in training.
 
 A system prompt (CosyVoice3) is fed first, as a whole. If no prompt speech follows, the official code then decodes 15
 speech tokens before the model has any text, which gives 0.6 s of speech without text. This class feeds the first block
-of text before, as in training; `at_once` selects the official order.
+of text before these tokens, as in training; `at_once` selects the official order.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class SpeechLM(nn.Module):
 
     def forward(self, rows: Tensor, past: Past | None = None) -> Tensor:
         """rows: [batch, time, hidden] → hidden states after the final norm, in the same shape. Padding on the right has
-        no effect, because attention is causal. past: earlier keys and values; the rows' are appended to them."""
+        no effect, because attention is causal. past: earlier keys and values; those of the rows are appended."""
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + rows.shape[1], device=rows.device)[None]
         mask = torch.arange(start + rows.shape[1], device=rows.device) <= positions[:, None, :, None]

@@ -116,8 +116,8 @@ class SlotCache:
 
     def first(self, slots: int, reach: int) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
         """Views of the first slots for each layer: the whole memory for writes, [2, slots, kv_heads, capacity,
-        head_dim];
-        and keys and values of the first `reach` positions for reads, [slots, kv_heads, reach, head_dim] each.
+        head_dim]; and keys and values of the first `reach` positions for reads, [slots, kv_heads, reach, head_dim]
+        each.
         """
         stored = self.memory[:, :, :slots]
         readable = stored[:, :, :, :, :reach].flatten(0, 1).unbind(0)
@@ -226,7 +226,7 @@ class SlotLM:
         adapted: AdaptedRows | None = None,
     ) -> Tensor:
         """Read one speech token in every slot → log-probabilities [slots, ids] float32. ids, positions: [slots] int64.
-        reach: no position is above. observed: takes the attention that text gets. adapted: slots with an adapter."""
+        reach: upper limit of the positions. observed: receives attention to text. adapted: slots with an adapter."""
         slots, heads = len(ids), self.config.num_kv_heads
         taken: list[Tensor] = []
         bias = self._bias(positions[:, None], reach)
@@ -267,7 +267,7 @@ class SlotLM:
         for index, layer in enumerate(self._layers if adapted is None else adapted.over(self._layers)):
             heads = layer.qkv(rms_norm(x, size, layer.attention_norm, eps)).view(rows, -1, head_dim)
             rotating = heads[:, :turned]
-            # In place: rotated keys stay next to the values, so that one copy stores both.
+            # Rotate in place: keys then stay next to the values, so that one copy stores keys and values.
             rotating.copy_(torch.addcmul(rotating * cos, rotating.roll(head_dim // 2, -1), sin))
             keys_values = heads[:, config.num_heads :].view(rows, 2, config.num_kv_heads, head_dim)
             x = x + layer.out(attend(index, heads[:, : config.num_heads], keys_values))

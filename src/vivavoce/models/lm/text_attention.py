@@ -35,7 +35,7 @@ def text_attention(lm: SpeechLM, rows: Tensor, text: slice, queries: slice) -> T
 
 @dataclass(frozen=True)
 class TextHeads:
-    """Attention heads of a checkpoint whose weights show which text is being spoken.
+    """Attention heads of a checkpoint; their attention weights show which text is being spoken.
 
     heads: (layer, head) of each. lag: number of speech tokens by which the attention is ahead of the audio. pace: usual
     number of speech tokens for each text token.

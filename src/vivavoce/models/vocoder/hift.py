@@ -99,7 +99,7 @@ class HarmonicSource(nn.Module):
 
     def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
         """Phase of each harmonic in cycles, divided by the samples of a frame: [batch, frames, harmonics]. `_phases`
-        multiplies by them last, as in the official code, because float32 rounding depends on the order."""
+        multiplies by this number last, as in the official code, because float32 rounding depends on the order."""
         multiples = torch.arange(1, self.config.num_harmonics + 2, device=f0.device, dtype=f0.dtype)
         per_sample = (f0[..., None] * multiples / self.config.sample_rate) % 1
         start = 0 if carried is None else carried[:, None]
@@ -155,8 +155,8 @@ class SampledSource(HarmonicSource):
         hop = self.config.samples_per_frame
         in_frame = cycles.diff(dim=1, prepend=torch.zeros_like(cycles[:, :1]))
         back = torch.arange(1 - hop, 1, device=f0.device) / hop
-        # This is more exact than the official code: that sums in float32, which changes the third digit after thousands
-        # of cycles.
+        # This is more exact than the official code, whose float32 sum changes the third digit after thousands of
+        # cycles.
         turns = (cycles[..., None] + in_frame[..., None] * back).float() % 1
         turns = turns if carried is None else turns + carried[:, None, :, None]
         return turns.permute(0, 2, 1, 3).flatten(2) * (2 * math.pi)
@@ -181,8 +181,8 @@ class F0Predictor(nn.Module):
         """mel: [batch, bins, frames]; lengths: [batch], None: all full → [batch, frames] Hz, 0 beyond a row's end."""
         x = zero_padding(mel, lengths)
         # The source sums the pitch to phases, so an error of 0.1 % grows to half a cycle within a second. Therefore
-        # CUDA
-        # convolutions run without TF32 here, torch's default with 10 bits of mantissa. The switch affects the process.
+        # CUDA convolutions run here without TF32 (torch's default, with 10 bits of mantissa). The switch affects the
+        # process.
         before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
         try:
             for conv in self.convs:

@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class PackedBlock(NamedTuple):
-    """A residual block. entry: activation before the first pair of convolutions; inner: before each other pair."""
+    """A residual block. entry: activation before the first pair of convolutions; inner: one before each later pair."""
 
     entry: Activated
     inner: tuple[Activated, ...]

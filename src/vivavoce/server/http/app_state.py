@@ -23,7 +23,7 @@ from vivavoce.server.settings import ServerSettings
 
 REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout"
 ADMISSION_HEADER = "x-admission-seconds"
-"""Seconds until a request for speech was accepted: for its text and voice, and for the wait for room."""
+"""Seconds until a request for speech was accepted: the time to read its text and voice, and to wait for room."""
 SPEED_HEADER, FLOW_STEPS_HEADER, WARNING_HEADER = "x-speed", "x-flow-steps", "x-warning"
 """The speed of the speech, the steps of its flow, and warnings about deviations from the request."""
 SPEECH_HEADERS = (REQUEST_ID_HEADER, ADMISSION_HEADER, SPEED_HEADER, FLOW_STEPS_HEADER, WARNING_HEADER)
@@ -120,7 +120,7 @@ Deadline = Annotated[float | None, Depends(deadline_of)]
 
 
 def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str], what: str = "change voices") -> None:
-    """Forbidden: a page of another origin sends a form to this server or shows its content, which browsers allow.
+    """Forbidden: a page of another origin sends a form to this server or shows the server's content. Browsers allow it.
 
     Browsers send `Sec-Fetch-Site` only to servers with TLS or on this machine. Without it, `is_own_page` checks
     `Origin` with the same arguments, or `Referer` if `Origin` is missing, as in a request for an image.

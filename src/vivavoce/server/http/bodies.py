@@ -218,7 +218,7 @@ def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
 
 
 async def read_form(request: Request, max_fields: int) -> Form:
-    """Read a UTF-8 form: at most one file, and `max_fields` texts of 1 MB. Other content types: an empty form.
+    """Read a UTF-8 form of at most one file and `max_fields` texts of 1 MB. Other content types give an empty form.
 
     InvalidRequest: the form is malformed, or has a field twice.
     """
@@ -251,7 +251,7 @@ async def read_form(request: Request, max_fields: int) -> Form:
 def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[str, str]]:
     """Parse the fields of a urlencoded form or a query.
 
-    InvalidRequest: a field comes twice, or is not UTF-8 (Starlette's parser would replace such bytes), among others.
+    InvalidRequest: for example, a field comes twice or is not UTF-8 (Starlette's parser would replace such bytes).
     """
     if encoded.count(b"&") >= max_fields:
         raise InvalidRequest(f"form: has more than {max_fields} fields; send fewer")
@@ -285,7 +285,7 @@ class _Parser(MultiPartParser):
 
 
 async def _parse_multipart(request: Request, max_fields: int) -> FormData:
-    """Parse a form. Its texts stay undecoded: they are Latin-1, each character of which stands for one byte."""
+    """Parse a form. Its texts stay undecoded: they are Latin-1 text in which each character stands for one byte."""
     # The parser would accept all codecs of Python, even quadratic ones, and would read malformed UTF-8 as Latin-1.
     headers = Headers({"content-type": f"{request.headers['content-type']}; charset=latin-1"})
 

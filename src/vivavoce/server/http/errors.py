@@ -149,7 +149,7 @@ def _is_hidden(detail: dict[str, Any]) -> bool:
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """The error, with the route's own name of its field. names: field name in messages → field name of the route."""
+    """The error, with its field named as in the route. names: field name in messages → field name of the route."""
     field, _, rest = str(error).partition(":")
     return type(error)(f"{names[field]}:{rest}") if field in names else error
 

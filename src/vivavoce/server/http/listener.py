@@ -33,7 +33,7 @@ MARGIN = 64
 PATIENCE_S = 1.0
 """Seconds without data from a client, after which its connection may be closed to make room for another one."""
 _BACKLOG = 1024
-"""Connections that may wait in the operating system. If many come at once and find it full, they wait a second."""
+"""Size of the operating system's queue of new connections. A connection that finds the queue full waits a second."""
 PAUSE_S = 0.1
 """Seconds between two attempts to accept a connection while the server is full."""
 _UNSENT_BYTES = 32 * 1024
@@ -103,7 +103,7 @@ class BoundedConnection(asyncio.Protocol):
             self._forward(data)
 
     def eof_received(self) -> None:
-        """Treat a client that closes its writing side as disconnected; asyncio reports that only after all was read."""
+        """Treat a client that closes its writing side as disconnected; asyncio calls this only after all was read."""
         self._leave(None)
         self.close()
 
@@ -166,7 +166,7 @@ class BoundedConnection(asyncio.Protocol):
         self._stop_timer("head")
 
     def end_request(self, *, body_was_read: bool) -> None:
-        """End a request. If not body_was_read, the rest of its body may still come; it is not answered with 408."""
+        """End a request. If its body was not read, the rest may still come; that rest is not answered with 408."""
         self._requests -= 1
         self._head_begun = False
         self._may_answer_late_head = body_was_read
@@ -210,7 +210,7 @@ class BoundedConnection(asyncio.Protocol):
             self._forward(data)
 
     def _leave(self, exc: Exception | None) -> None:
-        """Report the end of the connection to uvicorn, once. exc: None: uvicorn closes the transport, too."""
+        """Report the end of the connection to uvicorn, once. If exc is None, uvicorn closes the transport, too."""
         if not self._has_left:
             self._has_left = True
             self._held.clear()
@@ -261,7 +261,7 @@ def drop_connection() -> None:
 def bind(host: str, port: int, field: str) -> socket.socket:
     """Open a listening socket; port 0: any free port. InvalidRequest: the port is taken, or the address not local."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio switches Nagle's algorithm, which delays small pieces, off if the socket names its protocol.
+    # If the socket names its protocol, asyncio switches off Nagle's algorithm, which delays small pieces.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -35,7 +35,7 @@ BODY_BYTES_PER_S = 16 * 1024
 CALLERS_SHARE = 4
 """The limit for the bodies of one caller is the limit for all bodies, divided by this number."""
 _HEALTH = "/health"
-"""Paths that are answered even with too many connections; or else an orchestrator would restart a full server."""
+"""Prefix of paths that a server with too many connections still answers; else an orchestrator would restart it."""
 _QUIET = (_HEALTH, "/metrics", "/web/")
 _MAX_LOGGED_PATH = 200
 _VERSIONS = ("1.0", "1.1")
@@ -98,7 +98,7 @@ class RequestMiddleware:
         if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
             message = f"headers: with the path they are longer than the limit of {limit} bytes; send shorter ones"
             return error_response(431, message, "invalid_request", _CLOSE)
-        # Request smuggling: a proxy may go by the other header, and take a part of the body for another request.
+        # Request smuggling: a proxy may obey the other of two headers, and take a part of the body for a request.
         if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
             message = "headers: transfer-encoding goes neither with content-length nor with HTTP/1.0; leave it out"
             return error_response(400, message, "invalid_request", _CLOSE)
@@ -141,7 +141,7 @@ class _Exchange:
         self._take(0)  # refuse a promised size before the client sends the body
         connection, now = current_connection.get(), asyncio.get_running_loop().time()
         seconds = self._bounds.settings.listener_timeout_s
-        # At the lowest rate, the bytes so far would have come by this time; a slower client is behind it.
+        # At the lowest rate, the bytes so far would have come by this time. For a slower client, this time has passed.
         connection.waits_since = self._began + self._size / BODY_BYTES_PER_S
         try:
             message = await asyncio.wait_for(self._receive(), min(seconds, connection.waits_since + seconds - now))

@@ -65,7 +65,7 @@ class AudioBody:
 
 
 class TimedBody(AudioBody):
-    """Audio in frames of a subclass, with marks at the begin and end of segments and, if requested, for words."""
+    """Audio in frames that a subclass makes, with marks at both ends of segments and, if requested, for words."""
 
     start_mark, end_mark, words_mark = "", "done", "words"
 
@@ -92,7 +92,7 @@ class TimedBody(AudioBody):
 class EventBody(TimedBody):
     """Audio in server-sent events, with segments and a verdict.
 
-    The first event comes with the first audio. A failure before it gives an error answer; a later failure, an event.
+    The first event comes with the first audio. An earlier failure gives an error answer; a later one gives an event.
     """
 
     media_type = "text/event-stream; charset=utf-8"

@@ -74,7 +74,7 @@ class Session:
         self._socket, self._state, self._form = socket, state, form
         self._loop = asyncio.get_running_loop()
         self._began = self._last_at = self._loop.time()
-        """`_last_at`: time of the last message in either direction; only text or audio if an utterance is open."""
+        """`_last_at`: time of the last message in either direction; in an open utterance, only text and audio count."""
         self._idle_s = IDLE_S
         self._is_closed = False
         self._token: str | None = None
@@ -253,7 +253,7 @@ class Session:
             utterance.end()
 
     async def _leave(self, is_all: bool, context: str) -> None:
-        """End the text of one utterance or all. One with unflushed text, or a single ended one, is cancelled."""
+        """End the text of one or all utterances. Cancel each with unflushed text, and a single one that has ended."""
         for one in [*self._open] if is_all else [context]:
             utterance = self._open.get(one)
             if utterance is None or (is_all and utterance.has_ended):
