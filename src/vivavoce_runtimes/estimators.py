@@ -75,7 +75,7 @@ class ExportedEstimator:
         return self.run.most_rows
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """Return the times unchanged, because the runtime embeds them. t: [steps]  →  [1, steps, 1, 1]."""
+        """Only reshape the times, because the runtime embeds them. t: [steps]  →  [1, steps, 1, 1]."""
         return t[None, :, None, None]
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:

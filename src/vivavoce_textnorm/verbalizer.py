@@ -121,7 +121,7 @@ class Verbalizer(ABC):
         return self.between(said, "point" if self.locale.decimal == "." else "version")
 
     def decimals(self, digits: str) -> str:
-        """Say the digits behind the point: 3,14 is "quatorze" in a language that says pairs, 0,05 "zéro cinq"."""
+        """Say the digits after the point. If two are read as one number, 3,14 has "quatorze" and 0,05 "zéro cinq"."""
         pair = "decimal_pairs" in self.locale.words and len(digits) == 2 and digits[0] != "0"
         return self.numeral(int(digits)) if pair else self.digits(digits)
 

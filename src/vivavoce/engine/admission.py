@@ -94,7 +94,7 @@ class AdmissionLimits:
 class AdmissionController:
     """Counts requests and decides about the next one; shared by all threads that submit.
 
-    policy: the chunk policy that estimates assume for every stream.
+    policy: every estimate assumes that streams use this chunk policy.
     """
 
     def __init__(

@@ -197,7 +197,7 @@ class ArrivingText:
         self._send(None)
 
     def fail(self, error: Exception) -> None:
-        """Announce that no more text can come. The text so far is spoken, then the listener gets the error."""
+        """Announce that no more text can come. The text so far is spoken, then the listener gets `error`."""
         self._closed = True
         self._send(error)
 

@@ -268,7 +268,7 @@ class Loop:
             return work()
 
     def prepare(self, streams: int | None) -> None:
-        """In the loop's thread: record the graphs that this many streams need, None: all."""
+        """In the loop's thread: record the graphs that this many streams need, or all if None."""
         if self._lm is not None:
             self._lm.prepare(streams)
         if self._synthesis is not None:

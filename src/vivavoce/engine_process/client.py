@@ -135,9 +135,9 @@ class EngineClient:
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self, about: ModelInfo | None = None) -> None:
-        """Wait until the process's model is ready; VivavoceError: it cannot be loaded.
+        """Wait until the process has loaded the model. VivavoceError: the model cannot be loaded.
 
-        about: the model, if another process has loaded it already; then a failed start of this process is repeated.
+        about: the model's description if another process has loaded it; a failed start is then tried again.
         """
         self._about = about
         self._keeper = asyncio.ensure_future(self._keep())

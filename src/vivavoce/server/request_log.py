@@ -31,7 +31,7 @@ class RequestRecord:
 
     principal_name: "" on a server without keys. started: Unix time. figures: the engine's reason for having no room.
     admission_s: seconds until the request was accepted, None if it was not. first_audio_s, total_s: seconds from the
-    start to the first audio and the end, None before these. deadline: time on the dispatcher's clock, or None. notes:
+    start to the first audio and to the end; None until then. deadline: time on the dispatcher's clock, or None. notes:
     deviations from the request. model: the model's name if the server has several models, else None.
     """
 

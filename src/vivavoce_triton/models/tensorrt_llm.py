@@ -318,7 +318,7 @@ class LLMSource:
         folder = parameters.path("gpt_model_path")
         if folder is None or not folder.is_dir():
             name = parameters["gpt_model_path"]
-            raise ModelNotFound(f"gpt_model_path: {name!r} is not a folder; fill engine_dir with the merged model's")
+            raise ModelNotFound(f"gpt_model_path: {name!r} is not a folder; set engine_dir to the merged model")
         vocabulary, merged = read_vocabulary(folder), open_hugging_face(folder)
         bias, speech = no_bias(vocabulary, merged.sizes.vocab_size), slice(vocabulary.head.start, vocabulary.head.stop)
         if merged.bias is not None:

@@ -66,7 +66,7 @@ def join_rule(
         frames = OVERLAP_FRAMES if overlap is None else overlap
         window = torch.from_numpy(np.hamming(2 * frames * hop).astype(np.float32)).to(device)
         return Crossfade(frames, frames, frames, frames, window, continuous=False)
-    # A crossfade of one frame is enough: there the old piece has most right neighbours, and the new piece all of them.
+    # A crossfade of one frame is enough: the old piece knew most of this frame's later neighbours, the new one all.
     size = 2 * hop
     window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square().to(device)
     seen_again = OVERLAP_FRAMES + CONTEXT_FRAMES

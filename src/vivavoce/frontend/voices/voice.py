@@ -66,7 +66,7 @@ _LENGTH_BYTES = 8
 
 _STRINGS = ("name", "transcript", "fingerprint", "description", "licence")
 _CONSENT = {"consent": "statement", "consent_by": "who", "consent_at": "at"}
-"""Names of a consent's strings in a voice file, and the fields of `Consent` that they store."""
+"""Maps the name of each of a consent's strings in a voice file to the field of `Consent` that it holds."""
 _OPTIONAL = (*_CONSENT, "adapter")
 _TENSORS = ("embedding", "speech_tokens", "mel", "prompt_text")
 _AGAIN = "extract it again from its recording"
