@@ -100,10 +100,13 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
         (lambda: ChunkPolicy.low_latency(growth=0), "growth 0 .* 1 … 1000"),
         (lambda: ChunkPolicy.equal(lookahead=4), "lookahead 4 .* 0 … 3"),
         (lambda: ChunkPolicy.equal(lookahead=-1), "lookahead -1"),
-        (lambda: ChunkPolicy(Schedule.OFFICIAL, 25, 2, 100, lookahead=2), "lookahead 2; the schedule official"),
-        (lambda: ChunkPolicy(Schedule.EQUAL, 25, 1, 50), "max_hop 50; the schedule equal"),
-        (lambda: ChunkPolicy(Schedule.EQUAL, 25, 2, 25), "growth 2; the schedule equal"),
-        (lambda: ChunkPolicy(Schedule.TIME_BASED, 15, 2, 50), "growth 2; the schedule time-based"),
+        (
+            lambda: ChunkPolicy(Schedule.OFFICIAL, 25, 2, 100, lookahead=2),
+            "lookahead cannot be 2; the schedule official",
+        ),
+        (lambda: ChunkPolicy(Schedule.EQUAL, 25, 1, 50), "max_hop cannot be 50; the schedule equal"),
+        (lambda: ChunkPolicy(Schedule.EQUAL, 25, 2, 25), "growth cannot be 2; the schedule equal"),
+        (lambda: ChunkPolicy(Schedule.TIME_BASED, 15, 2, 50), "growth cannot be 2; the schedule time-based"),
         (lambda: ChunkPolicy("often", 15, 1, 50), "schedule 'often'"),
     ],
 )
