@@ -108,7 +108,7 @@ class TextCursor:
         return [(int(path[place]), int(place)) for place in starts]
 
     def attended(self, ids: int) -> Floats:
-        """How much attention each of the first `ids` text tokens got from all speech tokens so far, summed."""
+        """The summed attention of all speech tokens so far to each of the first `ids` text tokens."""
         total = np.zeros(ids, np.float32)
         known = min(ids, len(self._attended))
         total[:known] = self._attended[:known]

@@ -19,7 +19,7 @@ _QUIET = 0.03
 _PAUSE_FRAMES = 15
 """Minimum number of quiet frames before a sound that count as a pause."""
 _EARLY_FRAMES, _LATE_FRAMES, _FIRST_FRAMES = 10, 15, 100
-"""If, after a pause, sound begins at most so many frames before or after a word's start, the start moves there.
+"""If, after a pause, sound begins at most this many frames before or after a word's start, the start moves there.
 
 `_FIRST_FRAMES` replaces `_LATE_FRAMES` for the first word of a segment.
 """
