@@ -6,8 +6,8 @@
 The book is an EPUB of generated sentences with chapters, footnotes, tables, pictures and two languages. `read` runs
 `vivavoce read` and kills it (SIGKILL) `--kills` times. `http` runs a job on a server and kills the server instead; all
 the time, a client requests live speech. At the end it checks that no segment is missing in the ledger, that the file
-has the book's chapters, that the pauses are silent, and that segments spoken again have the same samples. It also tells
-the process's peak memory.
+has the book's chapters, that the pauses are silent, that segments spoken again have the same samples, and that a
+recogniser hears at random times of the file the segments that belong there. It also tells the process's peak memory.
 """
 
 from __future__ import annotations
@@ -196,8 +196,11 @@ class Listener:
             time.sleep(REST_S)
 
 
-def check(out: Path, plan: Plan, made: Made, again: Sequence[int]) -> dict[str, Any]:
-    """Check the file and its ledger. again: indices of segments that are spoken again, for comparison."""
+def check(out: Path, plan: Plan, made: Made, again: Sequence[int], shares: Sequence[float]) -> dict[str, Any]:
+    """Check the file and its ledger.
+
+    again: indices of segments that are spoken again, for comparison; shares: of the file's length, where to listen.
+    """
     from vivavoce_books.writing import timeline
 
     with open_ledger(Path(f"{out}.ledger")) as ledger:
@@ -211,6 +214,8 @@ def check(out: Path, plan: Plan, made: Made, again: Sequence[int]) -> dict[str, 
             if np.abs(samples[one.at + one.piece.frames + 2_400 : one.after - 2_400]).max(initial=0.0) > QUIET
         ]
         same = [spoken_again(plan, place, ledger.samples(place)) for place in again]
+    there = [next(one for one in heard if one.after >= share * heard[-1].after) for share in shares]
+    written = {one.segment.index: samples[one.at : one.at + one.piece.frames] for one in there}
     chapters = chapters_of(out)
     starts = [min(one.at for one in heard if one.segment.chapter == at) / RATE for at in range(len(plan.texts))]
     return {
@@ -222,9 +227,31 @@ def check(out: Path, plan: Plan, made: Made, again: Sequence[int]) -> dict[str, 
         "pauses_with_sound": loud,
         "segments_spoken_again": list(again),
         "of_them_equal_to_the_bit": sum(same),
+        **recognised(plan, written),
         "chapters": len(chapters),
         "titles_right": [title for title, _ in chapters] == list(made.titles),
         "starts_off_by_s": round(max((abs(a - b) for a, (_, b) in zip(starts, chapters, strict=False)), default=-1), 4),
+    }
+
+
+def recognised(plan: Plan, written: dict[int, np.ndarray]) -> dict[str, Any]:
+    """How well pocketsphinx understands these segments, and whether the book's nearest text is theirs.
+
+    written: samples of a segment, as the file has them, by the segment's index.
+    """
+    if not written:
+        return {}
+    from vivavoce_bench.evaluate.error_rate import align, word_errors, words
+    from vivavoce_bench.evaluate.recogniser import PocketSphinx, as_floats, prepare
+
+    recogniser, texts = PocketSphinx(), {one.index: words(one.text) for one in plan.segments}
+    heard = {index: recogniser.transcribe(as_floats(prepare(samples, RATE))) for index, samples in written.items()}
+    nearest = {at: min(texts, key=lambda one: align(texts[one], words(text)).errors) for at, text in heard.items()}
+    errors = word_errors((plan.segments[at].text, text) for at, text in heard.items())
+    return {
+        "segments_heard": sorted(heard),
+        "of_them_nearest_to_their_own_text": sum(texts[at] == texts[found] for at, found in nearest.items()),
+        "words_heard_wrongly": round(errors.rate, 4),
     }
 
 
@@ -268,6 +295,7 @@ def main() -> None:
     parser.add_argument("--over", choices=("read", "http"), default="read")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--again", type=int, default=20, help="number of segments to speak again (with --over read)")
+    parser.add_argument("--places", type=int, default=20, help="number of random times of the file to listen at")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="output folder; files of an earlier run are removed")
     parser.add_argument("--json", type=Path)
@@ -286,10 +314,12 @@ def main() -> None:
     ran = read(book, out, kills) if given.over == "read" else over_http(book, out, kills)
     count = min(given.again, len(plan.segments)) if given.over == "read" else 0
     again = sorted(random.Random(given.seed).sample(range(len(plan.segments)), count))
+    chance = random.Random(given.seed)
+    shares = [chance.random() for _ in range(given.places)]
     command = f"python -m benchmarks.book {' '.join(sys.argv[1:])}"
     figures = {"command": command, "hardware": processor(), "cores": len(os.sched_getaffinity(0)),
                "niceness": os.nice(0), "characters": characters, "killed_at_shares": kills.at,
-               **ran, **check(out, plan, made, again)}  # fmt: skip
+               **ran, **check(out, plan, made, again, shares)}  # fmt: skip
     if given.json is not None:
         save_json(figures, given.json)
     print(json.dumps(figures, indent=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -192,6 +193,9 @@ def _loaded(choice: ModelChoice, reporter: Reporter) -> Vivavoce:
     """Load the model, on a GPU in deterministic mode: a resumed book then equals an uninterrupted one bit by bit."""
     from vivavoce.frontend.model_choice import choose_device
 
+    # A book's segments have more lengths than streams: fewer compiled primitives keep its memory below 1.2 GB.
+    if os.environ.get("LRU_CACHE_CAPACITY") == "128":  # the package's own choice, not the user's
+        os.environ["LRU_CACHE_CAPACITY"] = "48"
     if choose_device(choice.device).type == "cuda":
         try:
             return load_model(choice, reporter, EngineChoice(deterministic=True))[0]
