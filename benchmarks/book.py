@@ -214,8 +214,9 @@ def check(out: Path, plan: Plan, made: Made, again: Sequence[int], shares: Seque
             if np.abs(samples[one.at + one.piece.frames + 2_400 : one.after - 2_400]).max(initial=0.0) > QUIET
         ]
         same = [spoken_again(plan, place, ledger.samples(place)) for place in again]
-    there = [next(one for one in heard if one.after >= share * heard[-1].after) for share in shares]
-    written = {one.segment.index: samples[one.at : one.at + one.piece.frames] for one in there}
+    there = {next(one for one in heard if one.after >= share * heard[-1].after).segment.index for share in shares}
+    pieces = {index: [one for one in heard if one.segment.index == index] for index in there}
+    written = {at: samples[own[0].at : own[-1].at + own[-1].piece.frames] for at, own in pieces.items()}
     chapters = chapters_of(out)
     starts = [min(one.at for one in heard if one.segment.chapter == at) / RATE for at in range(len(plan.texts))]
     return {

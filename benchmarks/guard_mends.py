@@ -36,7 +36,7 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce_bench.hardware import machine
 from vivavoce_bench.measure import tell
 
-AT_ONCE = 16
+AT_ONCE = 64
 SHORTEST_IDS = 12
 WAYS = {"offline": None, "stream": ChunkPolicy.low_latency()}
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEAKERS, detect_generation, speech_tokenizer_of
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, write_spk2info
@@ -16,6 +15,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import write_audio
 from vivavoce.frontend.audio.samples import Audio
 from vivavoce.frontend.front_end import load_front_end
+from vivavoce_training.data.kokoro.teacher import Recording
 from vivavoce_training.data.store import SAMPLE_RATE, Speaker
 from vivavoce_training.weights import MINI, SPEECH_TOKENIZER
 
@@ -30,7 +30,7 @@ def _voice(manner: str, text: str, timbre: str | None = None) -> tuple[Speaker, 
 
 VOICES = {
     "warm": _voice("af_heart", "The morning train was late again, so we walked along the river. Wasn't it beautiful?"),
-    "calm": _voice("am_michael", "She opened the window and listened to the quiet garden below. What a morning!"),
+    "calm": _voice("am_michael", "She opened the window and listened to the quiet garden below. It was a beautiful morning."),
     "bright": _voice("af_kore", "Do you remember the little shop on the corner? They bake the best bread in town."),
     "clear": _voice(
         "bf_emma", "Would you open the window, please? It's a lovely evening, and I can hear the birds.", "af_sarah"
@@ -48,7 +48,7 @@ VOICES = {
     "steady": _voice("bm_daniel", "They carried the heavy basket up the hill, and rested near the old stone bridge."),
     "lively": _voice(
         "bm_fable",
-        "Once upon a time, a clever fox lived at the edge of the forest. Shall I go on?",
+        "Once upon a time, a clever fox lived at the edge of the forest, and he knew every path.",
         "bm_fable*0.6+bm_george*0.4",
     ),
 }
@@ -72,10 +72,13 @@ def assemble(parts: Path, folder: Path, record: Record, settings: Path = MINI) -
     named = {SPEECH_TOKENIZER: speech_tokenizer_of(detect_generation(settings))}
     for name in PARTS:
         shutil.copyfile(parts / name, folder / named.get(name, name))
-    extractor = load_front_end(folder).extractor
+    extractor = replace(load_front_end(folder).extractor, as_recorded=True)  # as long as the labels
     entries = {}
     for name, (speaker, text) in VOICES.items():
-        voice = extractor.extract(Audio(record(speaker, text), SAMPLE_RATE), text)
+        samples, labels = record(speaker, text)
+        heard = extractor.extract(Audio(samples, SAMPLE_RATE), text)
+        # The language model learned from labels. With tokens that the tokenizer hears it repeats words of the prompt.
+        voice = replace(heard, speech_tokens=torch.from_numpy(labels)).aligned(extractor.config.rates)
         tokens = voice.speech_tokens
         prompt = SavedPrompt(torch.tensor(voice.prompt_text, dtype=torch.int32), tokens, tokens, voice.mel)
         entries[name] = SpeakerEntry(voice.embedding, prompt)
@@ -90,7 +93,7 @@ PROMPTS = (
 )
 """Texts of the recordings to clone; the speakers use them in turn."""
 
-Record = Callable[[Speaker, str], NDArray[np.float32]]  # (speaker, text) → samples at 24 kHz
+Record = Callable[[Speaker, str], Recording]
 
 
 def write_test_set(folder: Path, sentences: Sequence[str], speakers: Sequence[Speaker], record: Record) -> None:
@@ -104,12 +107,12 @@ def write_test_set(folder: Path, sentences: Sequence[str], speakers: Sequence[Sp
     (folder / "source").mkdir(exist_ok=True)
     said = {speaker.name: PROMPTS[place % len(PROMPTS)] for place, speaker in enumerate(speakers)}
     for speaker in speakers:
-        write_audio(folder / "prompts" / f"{speaker.name}.wav", record(speaker, said[speaker.name]), SAMPLE_RATE)
+        write_audio(folder / "prompts" / f"{speaker.name}.wav", record(speaker, said[speaker.name]).samples, SAMPLE_RATE)
     listed, sources = [], []
     for number, sentence in enumerate(sentences):
         speaker = speakers[number % len(speakers)]
         name = f"{number:03d}"
-        write_audio(folder / "source" / f"{name}.wav", record(speaker, sentence), SAMPLE_RATE)
+        write_audio(folder / "source" / f"{name}.wav", record(speaker, sentence).samples, SAMPLE_RATE)
         fields = (name, said[speaker.name], f"prompts/{speaker.name}.wav", sentence, f"source/{name}.wav")
         listed.append("|".join(fields))
         sources.append(f"source/{name}.wav\t{sentence}")

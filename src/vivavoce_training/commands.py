@@ -91,6 +91,7 @@ def lm(
     lora: int | None = flag(
         "Train a LoRA adapter of this rank in place of the weights; OUT is its folder.", "RANK", min=1, max=256
     ),
+    jobs: Jobs = None,
 ) -> None:
     """Train the language model on a corpus with speech tokens."""
     import torch
@@ -98,20 +99,20 @@ def lm(
     from vivavoce.checkpoint.config import qwen2_of
     from vivavoce.models.generations import NETWORKS
     from vivavoce.models.lm.qwen2 import SpeechLM
-    from vivavoce_training.lm import LMRecipe, build_rows, train_lm
+    from vivavoce_training.data.build import num_cores
+    from vivavoce_training.lm import LMRecipe, draw_rows, train_lm
     from vivavoce_training.loop import Recipe
     from vivavoce_training.lora import LoRA, write_adapter
-    from vivavoce_training.weights import load_part, save_part, sizes_of, text_ids
+    from vivavoce_training.weights import load_part, save_part, sizes_of
 
     started = time.monotonic()
     if lora is not None and init is None:
         raise InvalidRequest("lora: an adapter belongs to a model; name it with --init")
     on, folder = device_of(training.device), None if init is None else folder_of(init)
-    source, seed, out = open_corpus(training.corpus), training.seed, training.out
+    source, seed, out = open_corpus(training.corpus).folder, training.seed, training.out
     place, sizes = sizes_of(folder, training.settings)
     config, part = qwen2_of(sizes.lm), NETWORKS[sizes.generation]["lm"]
-    encode, system = text_ids(place, sizes)
-    draw = partial(build_rows, source, encode, config, LENGTHS, seed=seed, system=system)
+    draw = partial(draw_rows, source, place, sizes, LENGTHS, seed=seed, jobs=jobs or num_cores())
     rows, held = draw(sequences), draw(max(64, sequences // 100), validation=True)
     log.info("lm: %s sequences in %.0f s", [len(one) for one in rows], time.monotonic() - started)
     model = SpeechLM(config)

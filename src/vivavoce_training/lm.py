@@ -16,8 +16,10 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,16 +29,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 
-from vivavoce.checkpoint.config import LMConfig
+from vivavoce.checkpoint.config import LMConfig, ModelConfig, qwen2_of
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce_training.data.store import Corpus
 from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, train
 from vivavoce_training.lora import LoRA
 from vivavoce_training.utterances import steps_in
+from vivavoce_training.weights import text_ids
 
 PAD, CONTROL, TEXT, SPEECH = range(4)
 IGNORED = -100  # target of positions that predict nothing
+_PART = 5_000  # sequences that one process draws at a time
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -157,6 +161,47 @@ def build_rows(
         if place is not None:
             filed[place].append(row)
     return [_padded(rows, length) for rows, length in zip(filed, lengths, strict=True)]
+
+
+def draw_rows(
+    corpus: Path,
+    settings: Path,
+    sizes: ModelConfig,
+    lengths: Sequence[int],
+    count: int,
+    seed: int,
+    jobs: int,
+    validation: bool = False,
+) -> list[Rows]:
+    """`build_rows` of a corpus folder in several processes; the rows are the same for any number of `jobs`.
+
+    settings, sizes: the model's folder of settings, and what it holds.
+    """
+    draw = partial(_draw_part, corpus, settings, sizes, lengths, validation)
+    counts = [min(_PART, count - first) for first in range(0, count, _PART)]
+    seeds = [seed + 1_000_003 * part for part in range(len(counts))]
+    if jobs == 1 or len(counts) == 1:
+        parts = [*map(draw, counts, seeds)]
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            parts = [*pool.map(draw, counts, seeds)]
+    return [
+        Rows(*(np.concatenate([getattr(one, name) for one in rows]) for name in ("kinds", "ids", "targets")))
+        for rows in zip(*parts, strict=True)
+    ]
+
+
+@cache
+def _opened(corpus: Path, settings: Path, sizes: ModelConfig) -> tuple[Corpus, Encode, Sequence[int]]:
+    return Corpus.open(corpus), *text_ids(settings, sizes)
+
+
+def _draw_part(
+    corpus: Path, settings: Path, sizes: ModelConfig, lengths: Sequence[int], validation: bool, count: int, seed: int
+) -> list[Rows]:
+    source, encode, system = _opened(corpus, settings, sizes)
+    config = qwen2_of(sizes.lm)
+    return build_rows(source, encode, config, lengths, count, seed, validation=validation, system=system)
 
 
 def _joined(

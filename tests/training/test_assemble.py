@@ -17,6 +17,7 @@ from vivavoce.frontend.model_choice import model_folder
 from vivavoce_bench.evaluate.cases import read_audio_table, read_seed_tts_list
 from vivavoce_training.assemble import NOTICE, PARTS, PROMPTS, VOICES, assemble, write_test_set
 from vivavoce_training.data.speakers import test_speakers as held_out_speakers
+from vivavoce_training.data.kokoro.teacher import Recording
 from vivavoce_training.data.store import SAMPLE_RATE, Speaker
 from vivavoce_training.weights import MINI, SPEECH_TOKENIZER
 
@@ -31,9 +32,10 @@ class Recorder:
         self._speech = decode_audio(RECORDING)
         assert self._speech.sample_rate == SAMPLE_RATE
 
-    def __call__(self, speaker: Speaker, text: str) -> np.ndarray:
+    def __call__(self, speaker: Speaker, text: str) -> Recording:
         self.asked.append((speaker, text))
-        return self._speech.samples[: -4800 * len(self.asked)]
+        samples = self._speech.samples[: -4800 * len(self.asked)]
+        return Recording(samples, np.arange(len(samples) // 960, dtype=np.int32))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def test_stored_voices_are_zero_shot_prompts(assembled: Path) -> None:
         assert tuple(prompt.text_ids.tolist()) == front_end.text.encode(text)
         tokens = prompt.llm_speech_tokens
         assert tokens.equal(prompt.flow_speech_tokens)
-        assert len(tokens) == 87 - 5 * (place + 1)  # 3.48 s, and 0.2 s less each time
+        assert tokens.tolist() == [*range(87 - 5 * (place + 1))]  # the labels: 3.48 s, and 0.2 s less each time
         assert prompt.mel.shape == (2 * len(tokens), 80)
 
 
@@ -104,10 +106,14 @@ SENTENCES = ("One.", "Two, or more?", "Three fish.", "Four.", "Five chairs.")
 HELD_OUT = held_out_speakers()[:3]
 
 
-def record(speaker: Speaker, text: str) -> np.ndarray:
+def tone(speaker: Speaker, text: str) -> np.ndarray:
     """A tone whose length tells the text, and its pitch the speaker."""
     seconds = np.arange(2400 * len(text)) / SAMPLE_RATE
     return (0.5 * np.sin(2 * np.pi * (100 + 20 * HELD_OUT.index(speaker)) * seconds)).astype(np.float32)
+
+
+def record(speaker: Speaker, text: str) -> Recording:
+    return Recording(tone(speaker, text), np.zeros(0, np.int32))
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +135,8 @@ def test_the_list_gives_each_sentence_a_speaker_in_turn(folder: Path) -> None:
     for number, case in enumerate(cases):
         speaker = HELD_OUT[number % 3]
         assert case.prompt_text == PROMPTS[number % 3 % 2]
-        np.testing.assert_allclose(samples_of(Path(case.voice)), record(speaker, case.prompt_text), atol=1e-4)
-        np.testing.assert_allclose(samples_of(case.truth), record(speaker, case.text), atol=1e-4)
+        np.testing.assert_allclose(samples_of(Path(case.voice)), tone(speaker, case.prompt_text), atol=1e-4)
+        np.testing.assert_allclose(samples_of(case.truth), tone(speaker, case.text), atol=1e-4)
 
 
 def test_the_ceiling_holds_the_same_recordings(folder: Path) -> None:

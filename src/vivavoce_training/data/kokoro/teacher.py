@@ -18,7 +18,7 @@ from vivavoce_training.data.kokoro.network import HALF_STYLE, Kokoro
 from vivavoce_training.data.kokoro.phonemes import PAUSE, Line, accents
 from vivavoce_training.data.kokoro.weights import load_teacher
 from vivavoce_training.data.speakers import VOICES, shares
-from vivavoce_training.data.store import Speaker
+from vivavoce_training.data.store import TOKEN_SAMPLES, Speaker
 
 WEIGHTS, VOICE_FOLDER = "kokoro.onnx", "voices"
 STYLE_SIZE = 2 * HALF_STYLE
@@ -38,6 +38,13 @@ class Said(NamedTuple):
 
     wave: Tensor | None
     spoken: list[Spoken | None]
+
+
+class Recording(NamedTuple):
+    """samples: float32 [tokens · TOKEN_SAMPLES] at 24 kHz; tokens: int32 [tokens], the labels of this speech."""
+
+    samples: NDArray[np.float32]
+    tokens: NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,20 +121,22 @@ class Teacher:
         mixed = (sum(share * places[name] for name, share in shares(one.timbre).items()) for one in speakers)
         return [tuple(np.round(np.asarray(place), 3).tolist()) for place in mixed]
 
-    def recording(self, speaker: Speaker, text: str) -> NDArray[np.float32]:
-        """A speaker's recording of a text, float32 [samples] at 24 kHz; ValueError: the text cannot be spoken."""
+    def recording(self, speaker: Speaker, text: str) -> Recording:
+        """A speaker's recording of a text; ValueError: the text cannot be spoken."""
         line = accents(self.folder)[speaker.manner[0]](text)
         if line is None:
             raise ValueError(f"text: the teacher cannot read {text!r}; use a sentence of English words")
+        usual = self.usual_pitch([speaker])
         torch.manual_seed(0)
-        said = self.say([line], [speaker], np.zeros(1, np.float32), np.random.default_rng(0))
+        said = self.say([line], [speaker], usual, np.random.default_rng(0))
         (spoken,) = said.spoken
         assert said.wave is not None
         if spoken is None:
             raise ValueError(f"text: the teacher says nothing for {text!r}; use a sentence of English words")
         wave = said.wave[0, spoken.first : spoken.last].float().cpu().numpy()
-        level: NDArray[np.float32] = wave * np.float32(0.7 / max(1e-3, float(np.abs(wave).max())))
-        return level
+        level = wave * np.float32(0.7 / max(1e-3, float(np.abs(wave).max())))
+        tokens = np.asarray(spoken.tokens, np.int32)
+        return Recording(np.pad(level, (0, len(tokens) * TOKEN_SAMPLES - len(level))), tokens)
 
     def _batch(
         self, lines: Sequence[Line], speakers: Sequence[Speaker]
