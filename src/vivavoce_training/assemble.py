@@ -30,7 +30,9 @@ def _voice(manner: str, text: str, timbre: str | None = None) -> tuple[Speaker, 
 
 VOICES = {
     "warm": _voice("af_heart", "The morning train was late again, so we walked along the river. Wasn't it beautiful?"),
-    "calm": _voice("am_michael", "She opened the window and listened to the quiet garden below. It was a beautiful morning."),
+    "calm": _voice(
+        "am_michael", "She opened the window and listened to the quiet garden below. It was a beautiful morning."
+    ),
     "bright": _voice("af_kore", "Do you remember the little shop on the corner? They bake the best bread in town."),
     "clear": _voice(
         "bf_emma", "Would you open the window, please? It's a lovely evening, and I can hear the birds.", "af_sarah"
@@ -107,7 +109,9 @@ def write_test_set(folder: Path, sentences: Sequence[str], speakers: Sequence[Sp
     (folder / "source").mkdir(exist_ok=True)
     said = {speaker.name: PROMPTS[place % len(PROMPTS)] for place, speaker in enumerate(speakers)}
     for speaker in speakers:
-        write_audio(folder / "prompts" / f"{speaker.name}.wav", record(speaker, said[speaker.name]).samples, SAMPLE_RATE)
+        write_audio(
+            folder / "prompts" / f"{speaker.name}.wav", record(speaker, said[speaker.name]).samples, SAMPLE_RATE
+        )
     listed, sources = [], []
     for number, sentence in enumerate(sentences):
         speaker = speakers[number % len(speakers)]

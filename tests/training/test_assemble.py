@@ -16,8 +16,8 @@ from vivavoce.frontend.front_end import load_front_end
 from vivavoce.frontend.model_choice import model_folder
 from vivavoce_bench.evaluate.cases import read_audio_table, read_seed_tts_list
 from vivavoce_training.assemble import NOTICE, PARTS, PROMPTS, VOICES, assemble, write_test_set
-from vivavoce_training.data.speakers import test_speakers as held_out_speakers
 from vivavoce_training.data.kokoro.teacher import Recording
+from vivavoce_training.data.speakers import test_speakers as held_out_speakers
 from vivavoce_training.data.store import SAMPLE_RATE, Speaker
 from vivavoce_training.weights import MINI, SPEECH_TOKENIZER
 

@@ -6,6 +6,7 @@ import copy
 import json
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ from vivavoce_training.lm import (
     _padded,
     arriving_text,
     build_rows,
+    draw_rows,
     validation_texts,
     whole_text,
     with_noise,
@@ -240,6 +242,15 @@ def test_the_same_seed_gives_the_same_rows(corpus: Corpus) -> None:
     first, again, other = (build_rows(corpus, encode, CONFIG, (120,), 20, seed=seed)[0] for seed in (3, 3, 4))
     assert np.array_equal(first.ids, again.ids)
     assert not np.array_equal(first.ids, other.ids)
+
+
+def test_rows_are_the_same_for_any_number_of_processes(corpus: Corpus) -> None:
+    draw = partial(draw_rows, corpus.folder, MINI, new_config(), (400,), 5_020, 3)
+    (alone,), (shared,) = draw(jobs=1), draw(jobs=2)
+    assert len(alone) == 5_020  # one process draws 5,000 at a time
+    assert np.array_equal(alone.ids, shared.ids)
+    assert np.array_equal(alone.targets, shared.targets)
+    assert not np.array_equal(alone.ids[:20], alone.ids[5_000:])
 
 
 RECIPE = LMRecipe(positions_per_step=48)
