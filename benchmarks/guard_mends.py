@@ -94,7 +94,7 @@ def measure(loaded: vivavoce.Vivavoce, count: int, seed: int) -> dict[str, Any]:
                 runaways += sum(any(one.cut) for one in results)
                 found[fault] = {"noticed": share(len(noticed), len(results)), "mended": share(mended, len(noticed))}
             ways[way] = found
-    alarming = {"sentences": len(requests), "false_alarms": dict(alarms)}
+    alarming = {"at_once": AT_ONCE, "sentences": len(requests), "false_alarms": dict(alarms)}
     return {**alarming, "faults_of_each": len(good), **ways, "runaways": runaways}
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from vivavoce import SHAPES_IN_TORCH
 from vivavoce.cli import flags
 from vivavoce.cli.console import Reporter, print_table, progress, size_text
 from vivavoce.cli.flags import REQUIRED, argument, flag
@@ -189,13 +190,20 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{max(1, minutes)} min"
 
 
+def keep_fewer_shapes() -> None:
+    """Let torch keep fewer compiled primitives than for streams, unless the user has set another limit.
+
+    A book's segments have more lengths than streams. So mini takes less than 1.2 GB on a CPU, however long the book is.
+    """
+    if os.environ.get("LRU_CACHE_CAPACITY") == SHAPES_IN_TORCH:
+        os.environ["LRU_CACHE_CAPACITY"] = "48"
+
+
 def _loaded(choice: ModelChoice, reporter: Reporter) -> Vivavoce:
     """Load the model, on a GPU in deterministic mode: a resumed book then equals an uninterrupted one bit by bit."""
     from vivavoce.frontend.model_choice import choose_device
 
-    # A book's segments have more lengths than streams: fewer compiled primitives keep its memory below 1.2 GB.
-    if os.environ.get("LRU_CACHE_CAPACITY") == "128":  # the package's own choice, not the user's
-        os.environ["LRU_CACHE_CAPACITY"] = "48"
+    keep_fewer_shapes()
     if choose_device(choice.device).type == "cuda":
         try:
             return load_model(choice, reporter, EngineChoice(deterministic=True))[0]

@@ -15,7 +15,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import write_audio
 from vivavoce.frontend.audio.samples import Audio
 from vivavoce.frontend.front_end import load_front_end
-from vivavoce_training.data.kokoro.teacher import Recording
+from vivavoce_training.data.kokoro.teacher import Labelled
 from vivavoce_training.data.store import SAMPLE_RATE, Speaker
 from vivavoce_training.weights import MINI, SPEECH_TOKENIZER
 
@@ -74,12 +74,14 @@ def assemble(parts: Path, folder: Path, record: Record, settings: Path = MINI) -
     named = {SPEECH_TOKENIZER: speech_tokenizer_of(detect_generation(settings))}
     for name in PARTS:
         shutil.copyfile(parts / name, folder / named.get(name, name))
-    extractor = replace(load_front_end(folder).extractor, as_recorded=True)  # as long as the labels
+    # Trimming would make the mel shorter than the labels.
+    extractor = replace(load_front_end(folder).extractor, as_recorded=True)
     entries = {}
     for name, (speaker, text) in VOICES.items():
         samples, labels = record(speaker, text)
         heard = extractor.extract(Audio(samples, SAMPLE_RATE), text)
-        # The language model learned from labels. With tokens that the tokenizer hears it repeats words of the prompt.
+        # The language model learned from labels. After tokens that the tokenizer hears, speech begins with words of
+        # the transcript more often.
         voice = replace(heard, speech_tokens=torch.from_numpy(labels)).aligned(extractor.config.rates)
         tokens = voice.speech_tokens
         prompt = SavedPrompt(torch.tensor(voice.prompt_text, dtype=torch.int32), tokens, tokens, voice.mel)
@@ -95,7 +97,7 @@ PROMPTS = (
 )
 """Texts of the recordings to clone; the speakers use them in turn."""
 
-Record = Callable[[Speaker, str], Recording]
+Record = Callable[[Speaker, str], Labelled]
 
 
 def write_test_set(folder: Path, sentences: Sequence[str], speakers: Sequence[Speaker], record: Record) -> None:

@@ -46,6 +46,8 @@ NUM_TEST_SPEAKERS = 8
 """Number of speakers in the test set; each has a timbre of its own."""
 LENGTHS = (160, 288, 512)
 """Lengths of the language model's training rows, in positions."""
+MOST_WORKERS = 16
+"""Most processes that draw these rows by default; each takes half a gigabyte of memory."""
 PARTS = ("llm.pt", "flow.pt", "hift.pt")
 
 app = group(
@@ -109,10 +111,11 @@ def lm(
     if lora is not None and init is None:
         raise InvalidRequest("lora: an adapter belongs to a model; name it with --init")
     on, folder = device_of(training.device), None if init is None else folder_of(init)
-    source, seed, out = open_corpus(training.corpus).folder, training.seed, training.out
+    corpus, seed, out = open_corpus(training.corpus).folder, training.seed, training.out
     place, sizes = sizes_of(folder, training.settings)
     config, part = qwen2_of(sizes.lm), NETWORKS[sizes.generation]["lm"]
-    draw = partial(draw_rows, source, place, sizes, LENGTHS, seed=seed, jobs=jobs or num_cores())
+    workers = jobs or min(num_cores(), MOST_WORKERS)
+    draw = partial(draw_rows, corpus, place, sizes, LENGTHS, seed=seed, jobs=workers)
     rows, held = draw(sequences), draw(max(64, sequences // 100), validation=True)
     log.info("lm: %s sequences in %.0f s", [len(one) for one in rows], time.monotonic() - started)
     model = SpeechLM(config)

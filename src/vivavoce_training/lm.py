@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -173,9 +173,10 @@ def draw_rows(
     jobs: int,
     validation: bool = False,
 ) -> list[Rows]:
-    """`build_rows` of a corpus folder in several processes; the rows are the same for any number of `jobs`.
+    """`build_rows` of a corpus folder, in `jobs` processes; their number does not change the rows.
 
-    settings, sizes: the model's folder of settings, and what it holds.
+    settings: the model's folder of settings; sizes: the configuration that they give. Each `_PART` of sequences has a
+    seed of its own, so another `_PART` draws other rows. With `validation` the list may be empty, as in `build_rows`.
     """
     draw = partial(_draw_part, corpus, settings, sizes, lengths, validation)
     counts = [min(_PART, count - first) for first in range(0, count, _PART)]
@@ -191,17 +192,12 @@ def draw_rows(
     ]
 
 
-@cache
-def _opened(corpus: Path, settings: Path, sizes: ModelConfig) -> tuple[Corpus, Encode, Sequence[int]]:
-    return Corpus.open(corpus), *text_ids(settings, sizes)
-
-
 def _draw_part(
     corpus: Path, settings: Path, sizes: ModelConfig, lengths: Sequence[int], validation: bool, count: int, seed: int
 ) -> list[Rows]:
-    source, encode, system = _opened(corpus, settings, sizes)
+    encode, system = text_ids(settings, sizes)
     config = qwen2_of(sizes.lm)
-    return build_rows(source, encode, config, lengths, count, seed, validation=validation, system=system)
+    return build_rows(Corpus.open(corpus), encode, config, lengths, count, seed, validation=validation, system=system)
 
 
 def _joined(
@@ -274,7 +270,7 @@ def train_lm(
     seed: int = 0,
     lora: LoRA | None = None,
 ) -> dict[str, Tensor]:
-    """Train on `rows`, validate on `held` (both from `build_rows`)  →  averaged weights under vivavoce's names.
+    """Train on `rows`, validate on `held` (both from `draw_rows`)  →  averaged weights under vivavoce's names.
 
     lora: adapter of the model; only the adapter is trained and returned. None: all weights are trained.
     """

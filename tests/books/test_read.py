@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 from tests.books.make_book import make_book, png
+from vivavoce import SHAPES_IN_TORCH
 from vivavoce.cli.main import main
 from vivavoce.errors import InvalidRequest, StageFailed, VoiceNotFound
 from vivavoce.frontend.speech import Mark
@@ -386,3 +388,12 @@ def test_a_cover_is_read_by_what_it_is() -> None:
 def test_subtitles_have_words_only() -> None:
     text = "Hm [laughter] it is [spell: NASA], [pause 2s] <strong>no</strong> <break time='1s'/> 3 < 4 [sic]."
     assert readable_text(text, {"[laughter]"}) == "Hm it is NASA, no 3 < 4 [sic]."
+
+
+@pytest.mark.parametrize(("set_before", "kept"), [(SHAPES_IN_TORCH, "48"), ("32", "32"), ("1024", "1024")])
+def test_a_book_keeps_fewer_shapes_unless_the_user_says_otherwise(
+    set_before: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", set_before)
+    commands.keep_fewer_shapes()
+    assert os.environ["LRU_CACHE_CAPACITY"] == kept

@@ -16,7 +16,7 @@ from vivavoce.frontend.front_end import load_front_end
 from vivavoce.frontend.model_choice import model_folder
 from vivavoce_bench.evaluate.cases import read_audio_table, read_seed_tts_list
 from vivavoce_training.assemble import NOTICE, PARTS, PROMPTS, VOICES, assemble, write_test_set
-from vivavoce_training.data.kokoro.teacher import Recording
+from vivavoce_training.data.kokoro.teacher import Labelled
 from vivavoce_training.data.speakers import test_speakers as held_out_speakers
 from vivavoce_training.data.store import SAMPLE_RATE, Speaker
 from vivavoce_training.weights import MINI, SPEECH_TOKENIZER
@@ -32,10 +32,11 @@ class Recorder:
         self._speech = decode_audio(RECORDING)
         assert self._speech.sample_rate == SAMPLE_RATE
 
-    def __call__(self, speaker: Speaker, text: str) -> Recording:
+    def __call__(self, speaker: Speaker, text: str) -> Labelled:
         self.asked.append((speaker, text))
-        samples = self._speech.samples[: -4800 * len(self.asked)]
-        return Recording(samples, np.arange(len(samples) // 960, dtype=np.int32))
+        silence = 9600  # 0.4 s, or ten tokens, which a stored voice keeps
+        samples = np.pad(self._speech.samples[: -4800 * len(self.asked)], (silence, 0))
+        return Labelled(samples, np.arange(len(samples) // 960, dtype=np.int32))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_stored_voices_are_zero_shot_prompts(assembled: Path) -> None:
         assert tuple(prompt.text_ids.tolist()) == front_end.text.encode(text)
         tokens = prompt.llm_speech_tokens
         assert tokens.equal(prompt.flow_speech_tokens)
-        assert tokens.tolist() == [*range(87 - 5 * (place + 1))]  # the labels: 3.48 s, and 0.2 s less each time
+        assert tokens.tolist() == [*range(97 - 5 * (place + 1))]  # the labels: 3.88 s, and 0.2 s less each time
         assert prompt.mel.shape == (2 * len(tokens), 80)
 
 
@@ -112,8 +113,8 @@ def tone(speaker: Speaker, text: str) -> np.ndarray:
     return (0.5 * np.sin(2 * np.pi * (100 + 20 * HELD_OUT.index(speaker)) * seconds)).astype(np.float32)
 
 
-def record(speaker: Speaker, text: str) -> Recording:
-    return Recording(tone(speaker, text), np.zeros(0, np.int32))
+def record(speaker: Speaker, text: str) -> Labelled:
+    return Labelled(tone(speaker, text), np.zeros(0, np.int32))
 
 
 @pytest.fixture(scope="module")

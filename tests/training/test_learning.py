@@ -250,7 +250,11 @@ def test_rows_are_the_same_for_any_number_of_processes(corpus: Corpus) -> None:
     assert len(alone) == 5_020  # one process draws 5,000 at a time
     assert np.array_equal(alone.ids, shared.ids)
     assert np.array_equal(alone.targets, shared.targets)
+    assert np.array_equal(alone.kinds, shared.kinds)
     assert not np.array_equal(alone.ids[:20], alone.ids[5_000:])
+    checked = _utterances(draw(jobs=1, validation=True))
+    assert checked
+    assert not checked & _utterances([alone])
 
 
 RECIPE = LMRecipe(positions_per_step=48)

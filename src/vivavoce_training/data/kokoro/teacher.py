@@ -40,11 +40,11 @@ class Said(NamedTuple):
     spoken: list[Spoken | None]
 
 
-class Recording(NamedTuple):
-    """samples: float32 [tokens · TOKEN_SAMPLES] at 24 kHz; tokens: int32 [tokens], the labels of this speech."""
+class Labelled(NamedTuple):
+    """A recording. samples: float32 [tokens · TOKEN_SAMPLES] at 24 kHz; labels: its speech tokens, int32 [tokens]."""
 
     samples: NDArray[np.float32]
-    tokens: NDArray[np.int32]
+    labels: NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class Teacher:
         mixed = (sum(share * places[name] for name, share in shares(one.timbre).items()) for one in speakers)
         return [tuple(np.round(np.asarray(place), 3).tolist()) for place in mixed]
 
-    def recording(self, speaker: Speaker, text: str) -> Recording:
+    def recording(self, speaker: Speaker, text: str) -> Labelled:
         """A speaker's recording of a text; ValueError: the text cannot be spoken."""
         line = accents(self.folder)[speaker.manner[0]](text)
         if line is None:
@@ -135,8 +135,8 @@ class Teacher:
             raise ValueError(f"text: the teacher says nothing for {text!r}; use a sentence of English words")
         wave = said.wave[0, spoken.first : spoken.last].float().cpu().numpy()
         level = wave * np.float32(0.7 / max(1e-3, float(np.abs(wave).max())))
-        tokens = np.asarray(spoken.tokens, np.int32)
-        return Recording(np.pad(level, (0, len(tokens) * TOKEN_SAMPLES - len(level))), tokens)
+        labels = np.asarray(spoken.tokens, np.int32)
+        return Labelled(np.pad(level, (0, len(labels) * TOKEN_SAMPLES - len(level))), labels)
 
     def _batch(
         self, lines: Sequence[Line], speakers: Sequence[Speaker]
