@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from vivavoce.child import python_command
+from vivavoce_books.commands import USUAL_SHAPES
 
 COMMAND_LINE = "vivavoce.__main__"
 SPEAKS = """
@@ -55,7 +56,7 @@ def test_arguments_arrive_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "limit"), [("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256"), ("LRU_CACHE_CAPACITY", "128")]
+    ("variable", "limit"), [("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256"), ("LRU_CACHE_CAPACITY", USUAL_SHAPES)]
 )
 def test_a_users_own_limit_of_compiled_shapes_stays(variable: str, limit: str) -> None:
     command = [sys.executable, "-c", f"import os, vivavoce; print(os.environ['{variable}'])"]

@@ -28,8 +28,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # oneDNN, and torch's layer above it in each thread, keep compiled primitives of up to 1,024 batch shapes: over 1 GB
 # after the first minutes of a book. They read these limits at their first computation; a stream has far fewer shapes.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
-SHAPES_IN_TORCH = "128"
-os.environ.setdefault("LRU_CACHE_CAPACITY", SHAPES_IN_TORCH)
+os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
 
 TYPE_CHECKING = False  # not imported: `python -m vivavoce` would first look for `typing` in the current folder
 if TYPE_CHECKING:

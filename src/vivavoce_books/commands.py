@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vivavoce import SHAPES_IN_TORCH
 from vivavoce.cli import flags
 from vivavoce.cli.console import Reporter, print_table, progress, size_text
 from vivavoce.cli.flags import REQUIRED, argument, flag
@@ -190,12 +189,15 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{max(1, minutes)} min"
 
 
+USUAL_SHAPES = "128"  # as `vivavoce` sets it when it is imported
+
+
 def keep_fewer_shapes() -> None:
     """Let torch keep fewer compiled primitives than for streams, unless the user has set another limit.
 
     A book's segments have more lengths than streams. So mini takes less than 1.2 GB on a CPU, however long the book is.
     """
-    if os.environ.get("LRU_CACHE_CAPACITY") == SHAPES_IN_TORCH:
+    if os.environ.get("LRU_CACHE_CAPACITY") == USUAL_SHAPES:
         os.environ["LRU_CACHE_CAPACITY"] = "48"
 
 

@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from tests.books.make_book import make_book, png
-from vivavoce import SHAPES_IN_TORCH
 from vivavoce.cli.main import main
 from vivavoce.errors import InvalidRequest, StageFailed, VoiceNotFound
 from vivavoce.frontend.speech import Mark
@@ -390,7 +389,7 @@ def test_subtitles_have_words_only() -> None:
     assert readable_text(text, {"[laughter]"}) == "Hm it is NASA, no 3 < 4 [sic]."
 
 
-@pytest.mark.parametrize(("set_before", "kept"), [(SHAPES_IN_TORCH, "48"), ("32", "32"), ("1024", "1024")])
+@pytest.mark.parametrize(("set_before", "kept"), [(commands.USUAL_SHAPES, "48"), ("32", "32"), ("1024", "1024")])
 def test_a_book_keeps_fewer_shapes_unless_the_user_says_otherwise(
     set_before: str, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
