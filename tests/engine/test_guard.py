@@ -98,7 +98,7 @@ def test_a_prompt_that_is_spoken_is_noticed(since):
     found = fault(leaking(0.7, since))
     assert found.fault is Fault.LEAK
     assert abs(found.at - since) <= 16
-    assert fault(leaking(0.1, since)) is None
+    assert fault(leaking(0.05, since)) is None
     assert fault(leaking(0.7, since, tokens=6)) is None
     assert fault(leaking(0.7, since, moves=False)) is None  # attention rests on one id, as in a silence
     assert fault(leaking(0.7, since), GuardedText(3, (0,), EACH)).fault is Fault.LEAK  # a short text, too

