@@ -46,8 +46,6 @@ NUM_TEST_SPEAKERS = 8
 """Number of speakers in the test set; each has a timbre of its own."""
 LENGTHS = (160, 288, 512)
 """Lengths of the language model's training rows, in positions."""
-MOST_WORKERS = 16
-"""Most processes that draw these rows by default; each takes half a gigabyte of memory."""
 PARTS = ("llm.pt", "flow.pt", "hift.pt")
 
 app = group(
@@ -101,7 +99,7 @@ def lm(
     from vivavoce.checkpoint.config import qwen2_of
     from vivavoce.models.generations import NETWORKS
     from vivavoce.models.lm.qwen2 import SpeechLM
-    from vivavoce_training.data.build import num_cores
+    from vivavoce_training.data.build import default_jobs
     from vivavoce_training.lm import LMRecipe, draw_rows, train_lm
     from vivavoce_training.loop import Recipe
     from vivavoce_training.lora import LoRA, write_adapter
@@ -114,8 +112,7 @@ def lm(
     corpus, seed, out = open_corpus(training.corpus).folder, training.seed, training.out
     place, sizes = sizes_of(folder, training.settings)
     config, part = qwen2_of(sizes.lm), NETWORKS[sizes.generation]["lm"]
-    workers = jobs or min(num_cores(), MOST_WORKERS)
-    draw = partial(draw_rows, corpus, place, sizes, LENGTHS, seed=seed, jobs=workers)
+    draw = partial(draw_rows, corpus, place, sizes, LENGTHS, seed=seed, jobs=jobs or default_jobs())
     rows, held = draw(sequences), draw(max(64, sequences // 100), validation=True)
     log.info("lm: %s sequences in %.0f s", [len(one) for one in rows], time.monotonic() - started)
     model = SpeechLM(config)
@@ -284,7 +281,7 @@ def lines(
     jobs: Jobs = None,
 ) -> None:
     """Write texts with the phonemes that the teacher speaks; takes four minutes of one core."""
-    from vivavoce_training.data.build import num_cores
+    from vivavoce_training.data.build import default_jobs
     from vivavoce_training.data.kokoro.phonemes import lines_of, write_lines
     from vivavoce_training.data.texts.mix import training_texts
     from vivavoce_training.data.texts.wordnet import WordNet
@@ -297,7 +294,7 @@ def lines(
     if texts_only:
         _write_lines(file, spoken)
         return
-    log.info("%s: %d lines", file, write_lines(file, lines_of(spoken, teacher, british, jobs or num_cores())))
+    log.info("%s: %d lines", file, write_lines(file, lines_of(spoken, teacher, british, jobs or default_jobs())))
 
 
 @command(app, "vivavoce train corpus corpora/main --teacher kokoro --lines lines.jsonl --hours 25")

@@ -26,7 +26,9 @@ Device = Annotated[str, shared("auto, cuda, cuda:1 or cpu.", "NAME", "--device")
 Seed = Annotated[int, shared("Seed of weights, batches and noise.", "NUMBER", "--seed")]
 Init = Annotated[str | None, shared(_INIT, "NAME|FOLDER", "--init")]
 Rate = Annotated[float, shared("Highest learning rate.", "NUMBER", "--rate")]
-Jobs = Annotated[int | None, shared("Worker processes.  [default: one per core]", "NUMBER", "--jobs", min=1)]
+Jobs = Annotated[
+    int | None, shared("Worker processes.  [default: one per core, at most 16]", "NUMBER", "--jobs", min=1)
+]
 Hours = Annotated[float, shared("Hours of the corpus to learn from.", "NUMBER", "--hours")]
 Others = Annotated[
     Path | None, shared("Corpus of other speakers to measure on; `train speaker` embeds it, too.", "FOLDER", "--others")

@@ -22,7 +22,7 @@ from vivavoce.frontend.audio.samples import Audio, check_reference
 from vivavoce.frontend.front_end import FrontEnd, load_front_end
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT
 from vivavoce.models.encoders import MAX_SECONDS, SpeakerEncoder, SpeechTokenizer
-from vivavoce_training.data.build import num_cores
+from vivavoce_training.data.build import default_jobs
 from vivavoce_training.data.store import (
     SAMPLE_RATE,
     TOKEN_SAMPLES,
@@ -44,7 +44,7 @@ def encode(corpus: Path, model: Path, jobs: int | None = None, *, tokens: bool =
     """
     source = Corpus.open(corpus)
     starts = range(0, len(source), PIECE)
-    with ProcessPoolExecutor(jobs or num_cores(), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs or default_jobs(), mp_context=get_context("spawn")) as pool:
         pieces = list(pool.map(_hear, repeat(corpus), repeat(model), starts, repeat(tokens)))
     if tokens:
         write_array(corpus / "tokens.npy", np.concatenate([heard for heard, _ in pieces]))

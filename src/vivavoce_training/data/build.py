@@ -74,8 +74,10 @@ def build(
         return writer.finish()
 
 
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def default_jobs() -> int:
+    """Number of worker processes: one per core, at most 16, as each may take half a gigabyte of memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 16)
 
 
 def _batches(lines: Mapping[str, Sequence[Line]], speakers: Sequence[Speaker], r: random.Random) -> Iterator[_Batch]:
