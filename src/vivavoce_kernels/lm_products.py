@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 import triton
 from vivavoce_kernels.common import launched
-from vivavoce_kernels.lm_adapters import NO_LOW_RANK, LowRankRows, add_low_rank, expand
+from vivavoce_kernels.lm_adapters import NO_LOW_RANK, LowRankRows, add_joined, add_low_rank, expand, joined_up, row_sums
 from vivavoce_kernels.lm_attention import PartialAttention
 from vivavoce_kernels.lm_rows import launch_options, swiglu, wait_for_inputs
 
@@ -67,6 +67,9 @@ TILES: Tiles = {
 }
 """Tiles for the sizes of CosyVoice2, measured on one H200 in bfloat16. CosyVoice3 differs only in its head."""
 
+ADAPTED_TILES: Tiles = {Shape(_QKV, _HIDDEN): {64: Tile(16, 128, 1, 4, 5)}}
+"""For sizes that are not in the table of tiles. With adapters, the library needs one more kernel."""
+
 
 def row_class(rows: int) -> int:
     return next((one for one in ROW_CLASSES if rows <= one), ROW_CLASSES[-1])
@@ -77,8 +80,8 @@ def _product_kernel(
     x, weight, bias, out, low, up, places, step, stride, rows,
     outputs: tl.constexpr, inputs: tl.constexpr, with_bias: tl.constexpr, gated: tl.constexpr,
     block_rows: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr, splits: tl.constexpr,
-    rank: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, low_splits: tl.constexpr,
-    first_end: tl.constexpr, second_end: tl.constexpr, dependent: tl.constexpr,
+    rank: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, low_splits: tl.constexpr, ranks: tl.constexpr,
+    owners: tl.constexpr, first_end: tl.constexpr, second_end: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     part: tl.constexpr = inputs // splits
     n = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
@@ -90,8 +93,21 @@ def _product_kernel(
     columns = x + m[None, :] * inputs + k[:, None]
     total = tl.zeros([block_outputs, block_rows], tl.float32)
     total_up = tl.zeros([block_outputs, block_rows], tl.float32)
+    if rank > 0:
+        # The first split adds B·(A·x); in others, no row has an adapter.
+        place = tl.load(places + (m // tile) * step, m < tl.where(split == 0, rows, 0), 0)
+        first = tl.program_id(0) * block_outputs
+        part_of = (first >= first_end).to(tl.int32) + (first >= second_end).to(tl.int32)
+    if owners > 0:
+        low_w = joined_up(up, place, n, inside_n, stride, rank, ranks, owners)
+        if gated:
+            low_up_w = joined_up(up, place, n + outputs, inside_n, stride, rank, ranks, owners)
     if dependent:
         wait_for_inputs()
+    if owners > 0:
+        sums = row_sums(low, place, m, part_of, rows, rank, width, low_splits, ranks)
+        if gated:
+            sums_up = row_sums(low, place, m, 1, rows, rank, width, low_splits, ranks)
     for start in range(0, part, block_inputs):
         w = tl.load(weights + start, inside_n[:, None], 0.0)
         v = tl.load(columns + start, inside_m[None, :], 0.0)
@@ -99,24 +115,22 @@ def _product_kernel(
         if gated:
             up_weights = tl.load(weights + outputs * inputs + start, inside_n[:, None], 0.0)
             total_up = tl.dot(up_weights, v, total_up, input_precision="ieee")
-    if rank > 0:  # noqa: SIM102 - this condition is known to the compiler, the next one is not
-        if split == 0:
-            first = tl.program_id(0) * block_outputs
-            part_of = (first >= first_end).to(tl.int32) + (first >= second_end).to(tl.int32)
-            total = add_low_rank(
-                total, low, up, places, m, n, inside_n, part_of, rows, step, stride, rank, width, tile, low_splits
+    if owners > 0:
+        total = add_joined(total, low_w, sums, place, ranks, owners)
+        if gated:
+            total_up = add_joined(total_up, low_up_w, sums_up, place, ranks, owners)
+    elif rank > 0:
+        total = add_low_rank(total, low, up, place, m, n, inside_n, part_of, rows, stride, rank, width, low_splits)
+        if gated:
+            total_up = add_low_rank(
+                total_up, low, up, place, m, n + outputs, inside_n, 1, rows, stride, rank, width, low_splits
             )
-            if gated:
-                total_up = add_low_rank(
-                    total_up, low, up, places, m, n + outputs, inside_n, 1, rows, step, stride,
-                    rank, width, tile, low_splits,
-                )  # fmt: skip
     if with_bias:
         total += tl.load(bias + n, inside_n, 0.0).to(tl.float32)[:, None]
     if gated:
         total = total * tl.sigmoid(total) * total_up
-    place = (split * rows + m)[None, :] * outputs + n[:, None]
-    tl.store(out + place, total.to(out.dtype.element_ty), inside_m[None, :] & inside_n[:, None])
+    at = (split * rows + m)[None, :] * outputs + n[:, None]
+    tl.store(out + at, total.to(out.dtype.element_ty), inside_m[None, :] & inside_n[:, None])
 
 
 def product(
@@ -131,7 +145,10 @@ def product(
     not fit.
     """
     outputs, inputs = len(weight) // 2 if gated else len(weight), weight.shape[1]
-    tile = tiles.get(Shape(outputs, inputs, gated), {}).get(row_class(len(x)))
+    shape, rows = Shape(outputs, inputs, gated), row_class(len(x))
+    tile = tiles.get(shape, {}).get(rows)
+    if tile is None and low is not None:
+        tile = ADAPTED_TILES.get(shape, {}).get(rows)
     if tile is None:
         whole = linear(x, weight, bias)
         if low is not None:

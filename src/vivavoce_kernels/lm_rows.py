@@ -52,10 +52,27 @@ def _embed_kernel(
     tl.store(out + row * size + column, normal.to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _add_norm_kernel(
-    stream, added, weight, out, picked, rows, eps,
-    size: tl.constexpr, block: tl.constexpr, planes: tl.constexpr, with_picked: tl.constexpr, dependent: tl.constexpr,
+LEAST = tl.constexpr(16)  # smallest dimension of a tensor core's product
+
+
+@triton.jit
+def rows_of_a(down, place, k, inside, stride, inputs: tl.constexpr, dependent: tl.constexpr):
+    """Load this program's rows of the matrix A of `lm_adapters`  →  their numbers j [16], weights [16, inputs k].
+
+    The kernel then only waits for its input, so the following kernel may start and load B.
+    """
+    if dependent:
+        gdc_launch_dependents()
+    j = tl.program_id(1) * LEAST + tl.arange(0, LEAST)
+    weights = down + (place - 1) * stride + j[:, None] * inputs + k[None, :]
+    return j, tl.load(weights, inside[None, :], 0.0)
+
+
+@triton.jit(do_not_specialize=["rows", "step"])
+def add_norm_kernel(
+    stream, added, weight, out, picked, summed, down, places, low, rows, step, stride, eps,
+    size: tl.constexpr, block: tl.constexpr, planes: tl.constexpr, with_picked: tl.constexpr, width: tl.constexpr,
+    tile: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
@@ -64,15 +81,25 @@ def _add_norm_kernel(
     row = program
     if with_picked:
         row = tl.load(picked + program)
+    target, stored = stream, inside
+    if width > 0:
+        target, stored = summed, column < tl.where(tl.program_id(1) == 0, size, 0)
+        place = tl.load(places + row // tile * step)
+        j, w = rows_of_a(down, place, column, column < tl.where(place > 0, size, 0), stride, size, dependent)
     if dependent:
         wait_for_inputs()
     x = tl.load(stream + row * size + column, inside, 0.0)
     for plane in tl.static_range(planes):
         x += tl.load(added + (plane * rows + row) * size + column, inside, 0.0).to(tl.float32)
     if not with_picked:
-        tl.store(stream + row * size + column, x, inside)
+        tl.store(target + row * size + column, x, stored)
     scale = tl.rsqrt(tl.sum(x * x, 0) / size + eps)
-    tl.store(out + program * size + column, (x * scale * scaling).to(out.dtype.element_ty), inside)
+    normal = (x * scale * scaling).to(out.dtype.element_ty)
+    tl.store(out + program * size + column, normal, stored)
+    if width > 0:  # noqa: SIM102 - this condition is known to the compiler, the next one is not
+        if place > 0:
+            total = tl.sum(w.to(tl.float32) * normal.to(tl.float32)[None, :], 1)
+            tl.store(low + row * width + j, total)
 
 
 def embed_norm(ids: Tensor, kinds: Tensor | None, tables: Tables, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -99,10 +126,10 @@ def add_norm(
     """
     rows, size = stream.shape
     out = torch.empty(rows if picked is None else len(picked), size, dtype=weight.dtype, device=stream.device)
-    launched(_add_norm_kernel, (len(out),))(
-        stream, added, weight, out, stream if picked is None else picked, rows, eps,
+    launched(add_norm_kernel, (len(out),))(
+        stream, added, weight, out, stream if picked is None else picked, *(stream,) * 4, rows, 0, 0, eps,
         size=size, block=triton.next_power_of_2(size), planes=len(added), with_picked=picked is not None,
-        dependent=dependent, num_warps=4, **launch_options(dependent),
+        width=0, tile=1, dependent=dependent, num_warps=4, **launch_options(dependent),
     )  # fmt: skip
     return out
 

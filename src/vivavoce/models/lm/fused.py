@@ -18,7 +18,7 @@ from vivavoce.models.lm.adapters import AdapterStack
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.lm.slot_lm import JoinedLayer, SlotCache, shared
 from vivavoce.models.lm.text_attention import Observed
-from vivavoce_kernels.lm_adapters import RowAdapters, shrink
+from vivavoce_kernels.lm_adapters import LowRankRows, RowAdapters, add_norm_shrink, shrink
 from vivavoce_kernels.lm_attention import (
     ROW_TILE,
     PartialAttention,
@@ -191,22 +191,27 @@ class FusedLM:
         stream, x = embed_norm(ids, kinds, self._tables, self._layers[0].attention_norm, eps)
         added = stream[None, :0]
 
-        def times(index: int, name: str, x: Tensor, weights: Weights, **options: Any) -> Tensor:
-            low = None
-            if adapters is not None:
-                assert self._stack is not None
-                low = shrink(x, *self._stack.layers[index][name], adapters, **self._options)
-            return self._product(x, weights, low=low, **options)
+        pairs = self._stack.layers if self._stack else ()
 
+        def normed(index: int, name: str, norm: Tensor) -> tuple[Tensor, Tensor, LowRankRows | None]:
+            if adapters is None:
+                return stream, add_norm(stream, added, norm, eps, **self._options), None
+            return add_norm_shrink(stream, added, norm, eps, *pairs[index][name], adapters, **self._options)
+
+        def low_of(index: int, name: str, x: Tensor) -> LowRankRows | None:
+            return None if adapters is None else shrink(x, *pairs[index][name], adapters, **self._options)
+
+        low = low_of(0, "qkv", x)
         for index, layer in enumerate(self._layers):
             if index:
-                x = add_norm(stream, added, layer.attention_norm, eps, **self._options)
-            qkv = times(index, "qkv", x, layer.qkv)[0]
+                stream, x, low = normed(index, "qkv", layer.attention_norm)
+            qkv = self._product(x, layer.qkv, low=low)[0]
             look(index, qkv)
-            added = times(index, "out", attend(qkv, cache.memory[index]), layer.out, wide=True)
-            x = add_norm(stream, added, layer.mlp_norm, eps, **self._options)
-            inner = times(index, "gate_up", x, layer.gate_up, gated=True)[0]
-            added = times(index, "down", inner, layer.down, wide=True)
+            x = attend(qkv, cache.memory[index])
+            added = self._product(x, layer.out, low=low_of(index, "out", x), wide=True)
+            stream, x, low = normed(index, "gate_up", layer.mlp_norm)
+            x = self._product(x, layer.gate_up, low=low, gated=True)[0]
+            added = self._product(x, layer.down, low=low_of(index, "down", x), wide=True)
         return stream, added
 
     def _scores(self, stream: Tensor, added: Tensor, picked: Tensor | None) -> Tensor:
