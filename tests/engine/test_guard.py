@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 
 from tests.engine.lm_stage.lm_talk import request
+from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.guard import (
     LOOP_TIMES,
+    LOST_TOKENS,
+    STAND_TOKENS,
     FoundFault,
     GuardedText,
     another_seed,
     cut_for,
+    end_for,
     find_fault,
     loop_period,
     run_again,
@@ -104,6 +108,22 @@ def test_a_prompt_that_is_spoken_is_noticed(since):
     assert fault(leaking(0.7, since), GuardedText(3, (0,), EACH)).fault is Fault.LEAK  # a short text, too
 
 
+@pytest.mark.parametrize(("spoken", "most"), [(len(CLEAN) // 2, LOST_TOKENS), (len(CLEAN), STAND_TOKENS)])
+@pytest.mark.parametrize("leaks", [True, False])
+def test_speech_that_never_comes_back_to_its_text_has_an_end(spoken, most, leaks):
+    def ends(more: int) -> int | None:
+        cursor, count = TextCursor(), spoken + more
+        rows = np.full((count, 5 + IDS), 0.01, np.float32)
+        rows[range(spoken), [5 + at for at in CLEAN[:spoken]]] = 0.8
+        rows[range(spoken, count), 2 if leaks else 5 + CLEAN[spoken - 1]] = 0.8
+        cursor.add(count, rows, -5)
+        return end_for(cursor, TEXT)
+
+    assert ends(most - 2 * EACH) is None
+    assert spoken - EACH <= ends(most + EACH) <= spoken + 2 * EACH
+    assert [end_for(one, TEXT) for one in (leaking(0.05, 0), leaking(0.7, 32))] == [None, None]
+
+
 def test_attention_to_the_prompt_alone_is_no_leak():
     cursor = TextCursor()
     rows = np.full((len(CLEAN), 5 + IDS), 0.002, np.float32)
@@ -173,3 +193,19 @@ def test_the_engine_draws_again_from_there(models, monkeypatch, watched):
     assert guarded.tokens[0][:8] == plain.tokens[0][:8]
     assert guarded.tokens[0] != plain.tokens[0]
     assert len(guarded.samples) == 960 * len(guarded.tokens[0])
+
+
+@pytest.mark.parametrize("policy", [None, ChunkPolicy.low_latency()])
+def test_after_the_last_try_speech_that_is_lost_is_ended(models, monkeypatch, policy):
+    asked = replace(request(1, small=True, max_ratio=40.0, min_ratio=40.0), watched=True, guarded=(0,))
+    monkeypatch.setattr("vivavoce.engine.lm_runner.find_fault", lambda *_: FoundFault(Fault.LEAK, 10))
+    monkeypatch.setattr("vivavoce.engine.lm_runner.cut_for", lambda *_: 8)
+    monkeypatch.setattr("vivavoce.engine.lm_runner.end_for", lambda cursor, text: 20 if len(cursor) >= 40 else None)
+    with Engine(models, EngineSettings(slots=2)) as engine:
+        engine.watch(TextHeads(((0, 1), (1, 0)), 2.5))
+        plain = engine.submit(EngineRequest((replace(asked, guarded=None),))).result()
+        ended = engine.submit(EngineRequest((asked,), policy)).result()
+    assert len(plain.tokens[0]) > 48
+    assert ended.faults == (("leak", False),)
+    assert ended.cut == (False,)
+    assert 20 <= len(ended.tokens[0]) < 48

@@ -40,6 +40,11 @@ attention, pass LEAK_IDS of its ids, and move through the text to be spoken at l
 LEFT_SHARE = 0.75
 """Factor on `LEAK_SHARE` if another fault than an early end was found in the text to be spoken."""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
+LOST_SHARE, LOST_TOKENS, LAST_IDS = 0.3, 75, 2
+"""After the last try, speech ends if the voice does not move on in its text for LOST_TOKENS speech tokens, or for
+STAND_TOKENS at the last LAST_IDS text ids. A token that gives the prompt's text LOST_SHARE of its attention does not
+move on.
+"""
 _SEED_STEP = 7_919
 _CUT_BEFORE = 2
 """A cut lies this many speech tokens before the next word begins, because neighbouring sounds overlap."""
@@ -176,6 +181,15 @@ def loop_period(tokens: Sequence[int]) -> int:
         if len(last) >= needed and np.array_equal(last[-needed:-period], last[-needed + period :]):
             return period
     return 0
+
+
+def end_for(cursor: TextCursor, text: GuardedText) -> int | None:
+    """The number of speech tokens to keep if the voice no longer speaks its text, else None."""
+    path, astray = cursor.positions(), np.array(cursor.astray)
+    moves = np.flatnonzero((np.diff(path, prepend=-1) > 0) & (astray < LOST_SHARE))
+    last = int(moves[-1]) if len(moves) else 0
+    most = STAND_TOKENS if path[last] >= text.ids - LAST_IDS else LOST_TOKENS
+    return min(len(path), last + 1 + int(2 * text.pace)) if len(path) - last > most else None
 
 
 def cut_for(finding: FoundFault, cursor: TextCursor, lag: float, least: int) -> int:

@@ -7,7 +7,16 @@ from functools import partial
 
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue
-from vivavoce.engine.guard import LOOK_EVERY, MOST_TRIES, GuardedText, another_seed, cut_for, find_fault, run_again
+from vivavoce.engine.guard import (
+    LOOK_EVERY,
+    MOST_TRIES,
+    GuardedText,
+    another_seed,
+    cut_for,
+    end_for,
+    find_fault,
+    run_again,
+)
 from vivavoce.engine.lm_stage import DecodeRun, Sampled, heard_places
 from vivavoce.engine.request_state import Phase, SequenceState
 from vivavoce.engine.stages import Fail, LMInterface
@@ -163,7 +172,7 @@ class LMRunner:
     def _drawn_again(self, sequence: SequenceState, run: DecodeRun, ended: bool) -> bool:
         """Check whether a guarded sequence has left its text; if so, go back, sample again, and return True.
 
-        run: the run of the whole text.
+        After the last try, speech that never comes back to its text is ended. run: the run of the whole text.
         """
         cursor, tokens = sequence.cursor, sequence.tokens
         if cursor is None or self.heads is None:
@@ -174,25 +183,37 @@ class LMRunner:
         sequence.looked = len(tokens)
         words = getattr(segment, "guarded", None) or (0,)
         text = GuardedText(len(run.watched) - run.unspoken, words, self.heads.pace)
+        least = 0 if sequence.request.policy is None else sequence.seen
+        if sequence.tries > MOST_TRIES:
+            end = None if ended else end_for(cursor, text)
+            if end is not None:
+                self._keep(sequence, max(least, end))
+                self._decoded(sequence)
+            return end is not None
         finding = find_fault(cursor, tokens, text, ended, self._silent)
         if finding is None:
             return False
-        least = 0 if sequence.request.policy is None else sequence.seen
         kept = cut_for(finding, cursor, self.heads.lag, least)
         again = sequence.tries < MOST_TRIES and kept <= len(tokens)
         unheard = sequence.faults.get(finding.fault.value, True) and kept <= finding.at
         sequence.faults[finding.fault.value] = again and unheard
         if not again:
-            sequence.first_run = None  # no more tries: the rest is spoken unguarded, and `faults` reports the fault
+            sequence.tries = MOST_TRIES + 1  # the rest is spoken as it is, and `faults` reports the fault
             return False
         self.release(sequence)
-        del tokens[kept:]
-        sequence.cursor = cursor.kept(kept)
-        sequence.produced = sequence.sampled = sequence.looked = kept
+        self._keep(sequence, kept)
         sequence.silence, sequence.tries = 0, sequence.tries + 1
         sequence.run = run_again(run, tokens, text.ids, finding.fault)
         sequence.phase, sequence.prompt_rows = Phase.WAITING, len(sequence.run.rows)
         return True
+
+    @staticmethod
+    def _keep(sequence: SequenceState, count: int) -> None:
+        """Drop all but the first `count` speech tokens."""
+        assert sequence.cursor is not None
+        del sequence.tokens[count:]
+        sequence.cursor = sequence.cursor.kept(count)
+        sequence.produced = sequence.sampled = sequence.looked = count
 
     @staticmethod
     def _follow(sequence: SequenceState, sampled: Sampled, places: Sequence[int]) -> None:
