@@ -59,7 +59,7 @@ _SOURCES = {
     "plan": _Listed("vivavoce_bench.commands.plan", "plan", "Plan the memory of a GPU, or the GPUs of a service."),
     "serve": _Listed("vivavoce.cli.serve", "serve", "Serve speech over HTTP, WebSockets and gRPC."),
     "config": _Listed("vivavoce.cli.config", "app", "Settings of a server: check, show, schema, example."),
-    "keys": _Listed("vivavoce.cli.keys", "app", "API keys of a server: add, list, remove, usage, sign URLs."),
+    "keys": _Listed("vivavoce.cli.keys", "app", "API keys of a server: add, list, remove, usage."),
     "client": _Listed("vivavoce_triton.commands.client", "app", "Send requests to a Triton server, one or a load."),
     "triton": _Listed("vivavoce_triton.commands.triton", "app", "Serve with NVIDIA's Triton Inference Server."),
     "export": _Listed("vivavoce_export.commands.export", "app", "Write networks for other runtimes."),
