@@ -29,7 +29,8 @@ _HEX = r"[\da-fA-F]{1,4}"
 _IP6 = compiled(
     rf"(?<![[\w]--[{CJK}]]|:)(?:(?:{_HEX}:){{7}}{_HEX}|(?:{_HEX}(?::{_HEX}){{0,6}})?::(?:{_HEX}(?::{_HEX}){{0,6}})?"
     rf"|(?:[\da-fA-F]{{2}}[:-]){{5}}[\da-fA-F]{{2}}"
-    rf"|(?=[a-fA-F:]*\d)(?=[\d:]*[a-fA-F])(?:[\da-fA-F]{{2}}:){{2,4}}[\da-fA-F]{{2}})(?![[\w]--[{CJK}]]|:)"
+    rf"|(?=[a-fA-F:]*\d)(?=[\d:]*[a-fA-F])(?:[\da-fA-F]{{2}}:){{2,4}}[\da-fA-F]{{2}}"
+    rf"|\d[a-fA-F]:[\da-fA-F]{{2}}|\d\d:(?:\d[a-fA-F]|[a-fA-F]\d))(?![[\w]--[{CJK}]]|:|\.\w)"
 )
 _FILE = r"[^\s\\:*?\"<>|，。、；]"
 _PATH = compiled(
@@ -37,8 +38,9 @@ _PATH = compiled(
 )
 _NAME = compiled(r"0x[\da-fA-F]{2,}\b|[\w-]*[A-Za-z0-9]_[\w-]*(?:(?:\(\d+\))?\.\w{1,8})?(?:\(\))?", regex.ASCII)
 _TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\d{0,4}\p{L}[\p{L}\p{M}\p{N}_]{0,100})(?:#(?![\p{Latin}\p{N}#]))?")
+_LEAD = compiled(r"([1-9]\d{0,2}(?!\d))?(.*)", regex.S)
 _COUNTED = compiled(
-    r"#\s?(?:(?P<n>\d{1,4})(?![[\p{L}--[\p{Hiragana}에은는이가을를의로과와]]\d]|-\d)|(?=(?:\p{Lu}{1,4}-|\p{Lu}(?=\d{3}))?\d+(?:-(?:\d+|\p{Lu}{1,3}(?!\p{L})))*+(?!-?\p{L})))"
+    r"#\s?(?:(?P<n>\d{1,4})(?![[\p{L}--[\p{Hiragana}号號楼樓番에은는이가을를의로과와번]]\d]|-\d)|(?=(?:\p{Lu}{1,4}-|\p{Lu}(?=\d{3}))?\d++(?:-(?:\d+|\p{Lu}{1,3}(?!\p{L})))*+(?!-?\p{L})))"
 )
 _KEY_CODE = compiled(
     rf"(?<![[\w*#]--[{CJK}]])[*#]{{1,3}}\d+(?:[*#]+\d+)*(?:#|(?<=[*#]\d+[*#]+\d+))(?![[\w*#]--[{CJK}\p{{Hangul}}]])"
@@ -87,7 +89,8 @@ def read_address(place: Cursor) -> Found:
     """Read a URL, an e-mail address, a path, a file name, an identifier of a program or an IP address."""
     for pattern, rule in ((_EMAIL, "email"), (_URL, "url"), (_PATH, "path"), (_NAME, "identifier")):
         if found := place.match(pattern):
-            return found.end(), spell_address(place, found[0].rstrip("()").split("://", 1)[-1]), rule
+            written = " ".join(found[0]) if found[0][:2] == "0x" else found[0].rstrip("()").split("://", 1)[-1]
+            return found.end(), spell_address(place, written), rule
     return read_ip(place)
 
 
@@ -115,7 +118,8 @@ def read_tagged(place: Cursor) -> Found:
         return None
     name = place.locale.words.get("hashtag", "") if found["sign"] == "#" else place.locale.signs.get("@", "")
     name = "" if place.before().rstrip().endswith(name) else name
-    said = spell_address(place, found["name"].replace("_", " "))
+    lead, name_rest = _LEAD.fullmatch(found["name"].replace("_", " ")).groups()
+    said = _join_latin([voice.cardinal(int(lead)) if lead else "", spell_address(place, name_rest)], place.locale.joint)
     return found.end(), _join_latin([name, said], place.locale.joint), "tagged"
 
 

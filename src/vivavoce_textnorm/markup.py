@@ -120,8 +120,10 @@ _PARTS = (
     r"(?P<invisible>[\u00AD\u200B-\u200F\u202A-\u202E\u2060-\u2069\uFEFF\uFE00-\uFE0F\u20E3]+)",
     r"(?P<break>(?:[ \t]*(?:\r\n?|\n))+)",
     r"(?P<blanks>[ \t\u00A0\u2000-\u200A\u202F\u3000]{2,}|[\t\u00A0\u2000-\u200A\u202F\u3000])",
-    rf"(?P<note>[⁰¹²³⁴-⁹]+(?<={_NOTED}[⁰-⁹¹²³]+)(?![⁰-⁹⁺⁻\p{{L}}\p{{N}}]))",
-    r"(?P<power>(?:(?<=\p{L})(?=⁻)|(?<=(?<![\p{Latin}\p{Greek}])[\p{Latin}\p{Greek}]|[\d)])|(?=[⁰-⁹¹²³]+\p{Lu}))(?:[⁺⁻⁰¹⁴-⁹][⁰¹²³⁴-⁹]*|[²³][⁰¹²³⁴-⁹]+|[ⁿˣ](?![ʰ-ʸᴬ-ᶿˡ-ˣⁱⁿ])))",
+    r"(?=[⁰¹²³⁴-⁻ⁿˣ])(?:"
+    rf"(?P<note>[⁰¹²³⁴-⁹]+(?<={_NOTED}[⁰-⁹¹²³]+)(?![⁰-⁹⁺⁻\p{{L}}\p{{N}}]))"
+    r"|(?P<charge>[¹²³⁴-⁹]?[⁺⁻](?<=[\p{Lu}₀-₉)\]].?.|\p{Lu}\p{Ll}.?.)(?![⁰¹²³⁴-⁹ⁿ\p{Latin}]))"
+    r"|(?P<power>(?:(?<=\p{L})(?=⁻)|(?<=(?<![\p{Latin}\p{Greek}])[\p{Latin}\p{Greek}]|[\d)])|(?=[⁰-⁹¹²³]+\p{Lu}))(?:[⁺⁻⁰¹⁴-⁹][⁰¹²³⁴-⁹]*|[²³][⁰¹²³⁴-⁹]+|[ⁿˣ](?![ʰ-ʸᴬ-ᶿˡ-ˣⁱⁿ]))))",
     rf"(?P<wide>[{STYLED}]+)|(?P<numeral>[{_NUMERALS}])",
 )
 _NOT_PLAIN = r"(?![A-Za-zÀ-ÿ\u0400-\u04FFぁ-ヾ一-鿿가-힣])"
@@ -219,13 +221,13 @@ def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:
 
 _KINDS = (
     "tag", "lexicon", "fence", "code", "comment", "auto", "html", "entity", "link", "rule", "row", "block", "listed",
-    "cell", "escape", "emphasis", "emoji", "invisible", "break", "blanks", "wide", "numeral", "note", "power", "source",
-    "torn",
+    "cell", "escape", "emphasis", "emoji", "invisible", "break", "blanks", "wide", "numeral", "note", "charge", "power",
+    "source", "torn",
 )  # fmt: skip
 
 
 _RULES = {"wide": "characters", "numeral": "characters", "invisible": "characters", "break": "line", "torn": "line"}
-_RULES |= {"blanks": "spaces", "note": "source"}
+_RULES |= {"blanks": "spaces", "note": "source", "charge": "power"}
 
 
 def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[Piece]:
@@ -274,6 +276,8 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             return unicodedata.normalize("NFKC", found[0])
         case "numeral":
             return f"{unicodedata.numeric(found[0]):.0f}{' ' * found.string[found.end() : found.end() + 1].isalnum()}"
+        case "charge":  # the charge of an ion, as in Fe³⁺
+            return " " + " ".join(unicodedata.normalize("NFKC", found[0]))
         case "power":
             return "^" + unicodedata.normalize("NFKC", found[0])
         case "torn":

@@ -100,6 +100,7 @@ _WAYS: Mapping[str, Callable[[Any, str, str], str]] = {
     "digits": lambda voice, written, noun: voice.one_by_one(written),
     "phone": lambda voice, written, noun: voice.phone(written),
     "version": lambda voice, written, noun: voice.version(written),
+    "secret": lambda voice, written, noun: voice.secret(written),
     "roman": lambda voice, written, noun: voice.cardinal(roman_value(written.upper())),
     "word": lambda voice, written, noun: written,
 }

@@ -70,6 +70,7 @@ _CLOCK = compiled(
     r"(?: ?h(?:(?:ou)?rs?)?(?!\p{L}))?"
 )
 _RATIO = compiled(
+    r"(?<!(?<!\p{L})(?:\p{Lu}{1,6}-|(?:ISBN|EAN|GTIN) ))"  # the number of a name: ISBN-13: 978…, COVID-19: 5 facts
     rf"{START}(?P<a>\d+(?:[.,]\d{{1,2}})?)\s?[:：∶]\s?(?P<b>\d+(?:[.,]\d{{3}})*(?:[.,]\d{{1,2}})?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
 )
 _DASHED = compiled(rf"(?P<space>\s?){DASH}(?P=space)(?=[-−]?[\d$€£¥￥₩.])")
@@ -83,6 +84,14 @@ _PHONE = compiled(
     rf"|{START}[48]00-\d{{3}}-?\d{{4}})(?![\d]|[-.]\d)"
 )
 _DIGITS = compiled(r"\d+")
+# Before these names, "a.m." does not end a sentence: 9 a.m. PT, 9 a.m. Monday, 9 a.m. May 5.
+_OF_TIME = compiled(
+    r" (?:[ECMP][SD]?T|[A-Z]{1,2}[SD]T|GMT|UTC|CET|HKT|SGT|Eastern|Pacific|Central|Mountain"
+    r"|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\p{Ll}*\.? \d\d?)(?![\p{L}\d])"
+)
+# A range before a hyphened noun: a 5-10-minute walk.
+_NOUN = compiled(r"-\p{Ll}{3}")
 _NUMERALS = compiled(rf"{START}\d{{3,}}(?: \d{{4}})*+(?!\d|[.,:/]\d|[分个個次场人天元块年])")
 _DIGIT_GROUPS = compiled(rf"{START}(?:\d+(?:-[\dX]+){{2,}}|\d{{4}}(?: \d{{4}}){{3}})(?!\d){NO_WORD}")
 _FRACTION = compiled(
@@ -163,7 +172,8 @@ def _read_time(place: Cursor) -> Found:
         said = f"{said} UTC"
     end: int = found.end()
     # The full stop of "a.m." ends the sentence too where nothing, or a capital letter, follows.
-    if place.text[end - 1] == "." and (not place.text[end:].strip() or place.text[end : end + 3].strip()[:1].isupper()):
+    after = place.text[end : end + 3].strip()
+    if place.text[end - 1] == "." and (not after or (after[0].isupper() and not _OF_TIME.match(place.text, end))):
         end -= 1
     return end, said, "time"
 
@@ -307,7 +317,9 @@ def _range(place: Cursor, one: Match, two: Match, dash: Match) -> Found:
         or (one["num"][0] == "0" and one["num"][1:].isdecimal())
     ):
         return None  # parts of names: Llama-3.1-8B, i7-13700K, 0041-22B
-    if (two["minus"] and dash[0].strip() in "-−") or (place.text[end : end + 1] in ("-", "–")):
+    if (two["minus"] and dash[0].strip() in "-−") or (
+        place.text[end : end + 1] in ("-", "–") and (len(two[0]) - len(one[0]) > 1 or not _NOUN.match(place.text, end))
+    ):
         return None
     if (one["back"] or one["percent"] or one["unit"]) and two.end() == two.end("num") and not one["percent"]:
         return None

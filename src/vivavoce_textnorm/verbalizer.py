@@ -28,6 +28,7 @@ VERBALIZERS = {
 
 _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")
+_RUN_OR_SIGN = compiled(r"\d+|\p{L}+|.")
 _LONG = compiled(r"(?<!\d)\d{8,}[Xx]?(?!\d)")
 # Groups of long numbers: 138 1234 5678, 400 820 8820, 110101 1990 0307 888X; others in fours.
 _PAUSED = compiled(
@@ -99,12 +100,19 @@ class Verbalizer(ABC):
     def one_by_one(self, written: str, phone: bool = False) -> str:
         """Say digits by name and letters as they are, with pauses between groups; long numbers are cut into groups."""
         written = _LONG.sub(lambda found: " ".join(_PAUSED.findall(found[0])), written)
-        said = (
+        said = [
             self.join(*(self.digits(one, phone) if one.isdecimal() else one for one in _RUN.findall(group)))
             for group in _GROUP.findall(written)
-        )
-        tight = "，" if sum(map(str.isalnum, written)) > 6 else ""  # 021-5555: a short number is said at one go
+        ]
+        # A short number of two groups is said at one go, as 2-502.
+        tight = "，" if sum(map(str.isalnum, written)) > 6 or len(said) > 2 else ""
         return (", " if self.locale.joint else tight).join(said)
+
+    def secret(self, written: str) -> str:
+        """Say a password such as aB3#: letters as they are, digits one by one, signs by name."""
+        names = self.locale.signs
+        parts = ((one, names.get(f"address {one}") or names.get(one, one)) for one in _RUN_OR_SIGN.findall(written))
+        return self.join(*(self.digits(one) if one.isdecimal() else said for one, said in parts))
 
     def phone(self, written: str) -> str:
         return self.one_by_one(written, phone=True)
