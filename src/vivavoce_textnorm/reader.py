@@ -46,6 +46,8 @@ _HAN, _KANA, _HANGUL = compiled(r"\p{Han}"), compiled(r"[\p{Hiragana}\p{Katakana
 _CANTONESE, _WIDE_MARK = compiled("[佢哋喺嘢嘅咗冇啲嗰咁嚟唔睇]"), compiled("[，。；：！？、（）《》「」]")
 _WORD, _OTHER = compiled(r"[\p{Latin}\p{Cyrillic}]{2}"), compiled(r"[\p{L}--[\p{Latin}\p{Cyrillic}\p{Greek}]]")
 _LAST_WORD = compiled(r"(?<![\p{L}\p{N}.'’-])(\p{Latin}{2,12}) \Z")
+_CUES = frozenset(("in", "on", "since", "until", "till", "before", "after", "during", "was", "were", "is", "are"))
+_COUNTED = compiled(rf"[\d.,:/%$€£¥￥+-]+\s?[{CJK}\p{{Hangul}}]")
 _FREQUENT = {str(language): words for language, words in FREQUENT_WORDS.items()}
 _GLUED = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{CJK}]]")
 
@@ -328,7 +330,9 @@ def _grammar_at(grammar: Grammar, text: str, at: int) -> Grammar:
         return grammar
     # Switch to English only: a frequent word of French ("le") may be Italian or Spanish as well.
     other = [language for language, words in _FREQUENT.items() if word in words]
-    voice = load_verbalizer("en") if other == ["en"] else None
+    # In Chinese, a word such as "in" is English, unless the number behind it has a Chinese word: "born in 1998年".
+    cue = grammar.voice.locale.language in _TIGHT and word in _CUES and not _COUNTED.match(text, at)
+    voice = load_verbalizer("en") if other == ["en"] or cue else None
     return load_grammar(voice) if voice else grammar
 
 
