@@ -395,17 +395,33 @@ class ElevenLabsForm(MessageForm):
             if message.text is None and not message.flush:
                 raise InvalidRequest("text: field required; send more text, or an empty string to end it")
         elif message.close_socket:
-            return [Signal(type="close_all")]
+            return [*self._last_words(message, context), Signal(type="close_all")]
         elif message.close_context:
-            if context in self._failed:
-                self._failed.remove(context)
-            if context not in self._contexts:
-                return []
-            self._closing.add(context)
-            return [Signal(type="close")]
+            return self._close(message, context)
         elif not message.text and not message.flush:
             return [Signal(type="ping")]
-        elif context in self._failed or context in self._closing or not (message.text or context in self._contexts):
+        return self._pieces(message, context)
+
+    def _close(self, message: SocketMessage, context: str) -> list[ClientMessage]:
+        last_words = self._last_words(message, context)
+        if context in self._failed:
+            self._failed.remove(context)
+        if context not in self._contexts:
+            return []
+        self._closing.add(context)
+        return [*last_words, Signal(type="close")]
+
+    def _last_words(self, message: SocketMessage, context: str) -> list[ClientMessage]:
+        """The text of a message that also closes its context: a flush, so that it is spoken."""
+        if not message.flush and not (message.text or "").strip():
+            return []
+        return self._pieces(message.model_copy(update={"flush": True}), context)
+
+    def _pieces(self, message: SocketMessage, context: str) -> list[ClientMessage]:
+        """The message's text and its flush; before the first ones of a context, its start."""
+        if context in self._failed or context in self._closing:
+            return []
+        if self.several and not message.text and context not in self._contexts:
             return []
         found: list[ClientMessage] = [] if context in self._contexts else [self._start(message)]
         alignment = self._contexts.setdefault(context, Alignment())
@@ -426,7 +442,8 @@ class ElevenLabsForm(MessageForm):
             error = reply["error"]
             frame = {"message": error["message"], "error": error["code"], "code": 1008}
             if self.several and not is_open:
-                self._failed.append(context)
+                if context not in self._closing:  # else no `close_context` will come to allow the name again
+                    self._failed.append(context)
                 frame["isFinal"] = self._forget(context)
         elif kind == "audio":
             frame = self._frame(base64.b64encode(reply["audio"]).decode())

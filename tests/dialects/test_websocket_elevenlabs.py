@@ -252,6 +252,35 @@ async def test_an_interruption_drops_what_was_not_flushed_and_a_second_one_the_r
         assert len(audio_of(of_context(replies, None))) == 480 * len("Default. ")
 
 
+@pytest.mark.parametrize("flush", [{}, {"flush": True}])
+async def test_text_in_the_message_that_closes_is_spoken_first(flush: dict[str, bool]) -> None:
+    async with connected(path=MULTI + "?output_format=pcm_24000") as (client, _):
+        await send(client, {"text": "Hi there. ", "context_id": "a", "close_context": True, **flush})
+        assert len(audio_of(await until_final(client, "a"))) == 480 * len("Hi there. ")
+        await send(client, {"text": "Not flushed. ", "context_id": "a"})
+        await send(client, {"text": "Now it is. ", "context_id": "a", "close_context": True, **flush})
+        assert len(audio_of(await until_final(client, "a"))) == 480 * len("Not flushed. Now it is. ")
+        await send(client, {"text": "Bye.", "context_id": "b", "flush": True})
+        await send(client, {"text": "Last.", "context_id": "c", "close_socket": True, **flush})
+        replies = await all_replies(client)
+        assert client.close_code == 1000
+        for context, words in (("b", "Bye. "), ("c", "Last. ")):
+            own = of_context(replies, context)
+            assert (len(audio_of(own)), own[-1]["isFinal"]) == (480 * len(words), True)
+
+
+async def test_a_name_may_be_used_again_after_its_context_failed_while_it_was_closed() -> None:
+    async with connected(path=MULTI + "?output_format=pcm_24000") as (client, served):
+        await send(client, {"text": " ", "context_id": "other"})
+        await until(lambda: served.speaker.streams)
+        served.speaker.refuses_with = Overloaded("server: it is busy; try again in 3 s")
+        await send(client, {"text": "Refused.", "context_id": "a", "close_context": True})
+        assert (await until_final(client, "a"))[-1]["error"] == "overloaded"
+        served.speaker.refuses_with = None
+        await send(client, {"text": "Spoken.", "context_id": "a", "close_context": True})
+        assert len(audio_of(await until_final(client, "a"))) == 480 * len("Spoken. ")
+
+
 async def test_a_context_that_fails_ends_alone_and_the_rest_of_its_text_is_not_spoken() -> None:
     async with connected(FakeBackend(gate=Gate(0)), MULTI + "?output_format=pcm_24000") as (client, served):
         await send(client, {"text": "Held up. ", "context_id": "held"})
