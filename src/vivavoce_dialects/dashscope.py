@@ -264,8 +264,7 @@ class DashScopeForm(MessageForm):
     def _pieces(self, given: _Input) -> list[ClientMessage]:
         found: list[ClientMessage] = []
         if given.text:
-            text = readable(given.text)
-            self._text, self._characters = self._text + text, self._characters + len(text)
+            self._text, self._characters = self._text + given.text, self._characters + len(given.text)
             found.append(Text(text=given.text))
         return [*found, Signal(type="flush")] if given.flush else found
 
@@ -301,11 +300,12 @@ class DashScopeForm(MessageForm):
         start, end = reply["start_character"], reply["end_character"]
         self._text, self._first = self._text[max(0, start - self._first) :], max(start, self._first)
         words, self._words = (self._words, []) if kind == "segment_done" else ([], self._words)
+        text = self._text[: end - self._first]  # a character may be in two halves, which came in two messages
         timed = [
             {
                 "text": one["text"],
-                "begin_index": one["start_character"] - start,
-                "end_index": one["end_character"] - start,
+                "begin_index": len(readable(text[: one["start_character"] - start])),
+                "end_index": len(readable(text[: one["end_character"] - start])),
                 "begin_time": round(1_000 * one["start"]),
                 "end_time": round(1_000 * one["end"]),
             }
@@ -314,7 +314,7 @@ class DashScopeForm(MessageForm):
         output = {
             "type": _SENTENCES[kind],
             "sentence": {"index": reply["segment"], "words": timed},
-            "original_text": self._text[: end - self._first],
+            "original_text": readable(text),
         }
         usage = {"usage": {"characters": end}} if kind == "segment_done" else {}
         return _event(task, "result-generated", {"output": output, **usage})

@@ -50,6 +50,7 @@ DEFAULT_FORMAT = "mp3_44100_128"
 _THEIR_MODELS, _ANY_MODEL = re.compile("eleven_.*"), re.compile(".*", re.DOTALL)
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
+_CHARACTER = re.compile("[\ud800-\udbff][\udc00-\udfff]|.", re.DOTALL)  # the halves of a pair come in two messages
 _READ = {
     "api_key",
     "voice_id",
@@ -281,11 +282,11 @@ class Alignment:
     """Times of a text's characters, interpolated between the known times of words and of segments."""
 
     def __init__(self, text: str = "") -> None:
-        self.text, self.last = readable(text), " "
+        self.text, self.last = text, " "
         self._timed, self.until = 0, 0.0
 
     def add(self, text: str) -> None:
-        self.text, self.last = self.text + readable(text), text[-1]
+        self.text, self.last = self.text + text, text[-1]
 
     def take(self, marks: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[float]]:
         """Take the characters of words, or of a complete segment, with white space around them, and [characters + 1]
@@ -305,11 +306,13 @@ class Alignment:
             while count < len(self.text) and self.text[count].isspace():
                 count += 1
             knots.append((self._timed + count, end_s))
-        characters, self.text = list(self.text[:count]), self.text[count:]
+        count = min(count, len(self.text))
+        characters = [*_CHARACTER.finditer(self.text, 0, count)]
+        starts = np.array([*(one.start() for one in characters), count])
         places, times = zip(*knots, strict=True)
-        edges = np.interp(np.arange(len(characters) + 1) + self._timed, places, np.maximum.accumulate(times))
-        self._timed, self.until = self._timed + len(characters), float(edges[-1])
-        return characters, edges.tolist()
+        edges = np.interp(starts + self._timed, places, np.maximum.accumulate(times))
+        self._timed, self.until, self.text = self._timed + count, float(edges[-1]), self.text[count:]
+        return [readable(one[0]) for one in characters], edges.tolist()
 
 
 class AlignedBody(TimedBody):
@@ -379,6 +382,7 @@ class ElevenLabsForm(MessageForm):
         self._contexts: dict[str, Alignment] = {}
         self._closing: set[str] = set()
         self._failed: deque[str] = deque(maxlen=_MAX_FAILED)
+        self._has_ended = False
 
     def context_of(self, fields: dict[str, Any]) -> str:
         given = fields.get("context_id") or fields.get("contextId")
@@ -386,6 +390,7 @@ class ElevenLabsForm(MessageForm):
 
     def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:
         """The messages in a frame; the first frame of a context also starts its utterance."""
+        self.is_strict = self.is_strict and not self._has_ended  # what came before the end is spoken in any case
         message, context = validated(SocketMessage, fields, "message"), self.context_of(fields)
         if not self.several:
             if message.context_id is not None or message.close_context:
@@ -394,6 +399,10 @@ class ElevenLabsForm(MessageForm):
                 )
             if message.text is None and not message.flush:
                 raise InvalidRequest("text: field required; send more text, or an empty string to end it")
+            if self._has_ended:
+                if (message.text or "").strip():
+                    raise InvalidRequest("text: it comes after the empty text, which ended it; open another connection")
+                return []
         elif message.close_socket:
             return [*self._last_words(message, context), Signal(type="close_all")]
         elif message.close_context:
@@ -433,8 +442,8 @@ class ElevenLabsForm(MessageForm):
             found.append(Text(text=text))
         if message.flush:
             found.append(Signal(type="flush"))
-        is_end = not self.several and not (text or message.flush)
-        return [*found, Signal(type="end")] if is_end else found
+        self._has_ended = not self.several and not (text or message.flush)
+        return [*found, Signal(type="end")] if self._has_ended else found
 
     def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | None:
         kind = reply["type"]

@@ -48,6 +48,16 @@ def test_without_words_a_segment_shares_its_time_and_both_kinds_come_together():
     assert (times[0], times[4], times[8], times[9]) == pytest.approx((0.2, 0.6, 1.0, 1.2))
 
 
+def test_a_character_that_came_in_two_halves_is_one_with_the_time_of_both():
+    alignment = Alignment("Hi \ud83d")
+    alignment.add("\ude00 \ud83d.")  # and a half without its other
+    clock = clock_of("Hi \ud83d\ude00 \ud83d.")
+    clock.add(800)
+    characters, times = alignment.take(clock.end())
+    assert "".join(characters) == "Hi \U0001f600 \ufffd."
+    assert times == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8])
+
+
 def test_the_text_is_heard_up_to_the_word_that_was_begun():
     clock = clock_of("One two. ")
     assert clock.spoken_until() is None

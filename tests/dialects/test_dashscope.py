@@ -185,6 +185,20 @@ async def test_words_come_with_the_end_of_their_sentence() -> None:
     assert sentences[3]["original_text"] == "I am. "
 
 
+def test_a_character_in_two_halves_is_one_in_the_sentence() -> None:
+    form = DashScopeForm()
+    for message in (run_task(), continue_task(text="Hi \ud83d"), continue_task(text="\ude00 you.")):
+        form.messages(message)
+    word = {"text": "you", "start_character": 6, "end_character": 9, "start": 0.5, "end": 0.8}
+    form.render({"type": "words", "words": [word]}, TASK)
+    told = form.render({"type": "segment_done", "segment": 0, "start_character": 0, "end_character": 10}, TASK)
+    assert told is not None
+    output = json.loads(told)["payload"]["output"]
+    assert output["original_text"] == "Hi \U0001f600 you."
+    (timed,) = output["sentence"]["words"]
+    assert output["original_text"][timed["begin_index"] : timed["end_index"]] == "you"
+
+
 async def test_what_cannot_be_followed_is_told_when_the_task_starts() -> None:
     async with connected(Unguided(), PATH) as (client, served):
         await send(client, run_task(instruction="Whisper."))

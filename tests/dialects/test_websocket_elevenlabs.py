@@ -103,6 +103,19 @@ async def test_a_wrong_message_in_the_middle_ends_the_connection_too() -> None:
         assert (await ending_of(client))[0] == 1008
 
 
+async def test_text_after_the_end_is_refused_and_the_text_before_it_spoken() -> None:
+    gate = Gate(0)
+    async with connected(FakeBackend(gate=gate), ANNA + "?output_format=pcm_24000") as (client, _):
+        await send(client, {"text": "Accepted. "}, {"text": ""}, {"text": " "}, {"text": ""}, {"text": "More. "})
+        refusal = await next_reply(client)
+        assert refusal["message"].startswith("text: it comes after the empty text, which ended it")
+        await send(client, {"text": 5})
+        assert "text:" in (await next_reply(client))["message"]
+        gate.set()
+        assert len(audio_of(await all_replies(client))) == 480 * len("Accepted. ")
+        assert client.close_code == 1000
+
+
 @pytest.mark.parametrize(
     ("path", "message", "code", "words"),
     [
