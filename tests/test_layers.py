@@ -94,6 +94,7 @@ SATELLITES = {
         "errors",
         "logs",
         "child",
+        "vivavoce_hub",
         "vivavoce_textnorm",
     },
     "vivavoce_v1": {

@@ -33,19 +33,25 @@ class AskedServer:
         """Send a request, return the answer. InvalidRequest: the server does not answer, or refuses the request."""
         import httpx
 
+        from vivavoce_hub.download import open_client, proxy_note
+
         if not self.server.startswith(("http://", "https://")):
             raise InvalidRequest(f"server: {self.server!r} is not an address; write one such as http://127.0.0.1:8880")
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         query = {"model": self.model} if self.model and body is None else None
+        address = self.server.rstrip("/") + path
         try:
-            address = self.server.rstrip("/") + path
-            answer = httpx.request(method, address, params=query, json=body, headers=headers, timeout=TIMEOUT_S)
+            with open_client(self.server, timeout=TIMEOUT_S) as client:
+                answer = client.request(method, address, params=query, json=body, headers=headers)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
+            reason = str(error) or type(error).__name__
+            way = proxy_note(address) if isinstance(error, httpx.ConnectError | httpx.ProxyError) else ""
+            remedy = "check the proxy, or name the server in NO_PROXY" if way else "is it running there?"
+            raise InvalidRequest(f"server: {self.server} cannot be reached{way} ({reason}); {remedy}") from None
+        try:
             told = answer.json()
             if not answer.is_success:
                 raise InvalidRequest(f"server: answered with status {answer.status_code}: {told['error']['message']}")
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
-            reason = str(error) or type(error).__name__
-            raise InvalidRequest(f"server: {self.server} cannot be reached ({reason}); is it running there?") from None
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(
                 f"server: {self.server} answers {answer.status_code}, but not as vivavoce does; check the address"

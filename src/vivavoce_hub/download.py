@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
+from urllib.request import proxy_bypass
 
 import httpx
 
@@ -203,17 +204,35 @@ def open_client(base: str, **options: Any) -> httpx.Client:
     try:
         return httpx.Client(trust_env=not is_local(base), **options)
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
-        kinds = ("ssl_cert_file",) if isinstance(error, OSError) else _PROXY_VARIABLES
         missing = isinstance(error, ImportError)
-        names = [
-            name
-            for name, value in os.environ.items()
-            if name.lower() in kinds and (value.startswith("socks") or not missing)
-        ]
+        if isinstance(error, OSError):
+            names = _variables("ssl_cert_file")
+        else:
+            proxies = _variables(*_PROXY_VARIABLES)
+            names = [name for name in proxies if not _is_proxy(os.environ[name])] or _variables("no_proxy")
         if not names:
             raise
         advice = "needs the package socksio: pip install 'httpx[socks]'" if missing else "cannot be used: correct it"
         raise InvalidRequest(f"network: the variable {' or '.join(names)} {advice}, or unset it") from None
+
+
+def proxy_note(url: str) -> str:
+    """Words for an error of the network: the variable of the proxy on the way to `url`; empty: there is no proxy."""
+    to = httpx.URL(url)
+    found = _variables(f"{to.scheme}_proxy") or _variables("all_proxy")
+    return f" through the proxy of {found[0]}" if found and not is_local(url) and not proxy_bypass(to.host) else ""
+
+
+def _variables(*kinds: str) -> list[str]:
+    return [name for name, value in os.environ.items() if name.lower() in kinds and value]
+
+
+def _is_proxy(value: str) -> bool:
+    try:
+        httpx.Client(trust_env=False, verify=False, proxy=value if "://" in value else f"http://{value}").close()
+    except (ImportError, ValueError, httpx.InvalidURL):
+        return False
+    return True
 
 
 @contextmanager
@@ -235,8 +254,9 @@ def _explained(hub: Hub, folder: Path) -> Iterator[None]:
         ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
+        way = proxy_note(str(error.request.url)) if isinstance(error, httpx.ConnectError | httpx.ProxyError) else ""
         raise DownloadError(
-            f"hub: {hub.title} cannot be reached ({reason}); check the network and try again (it goes on where it "
+            f"hub: {hub.title} cannot be reached{way} ({reason}); check the network and try again (it goes on where it "
             f"stopped), or set {hub.endpoint_variable} to a mirror, {_by_hand(folder)}"
         ) from None
     except OSError as error:

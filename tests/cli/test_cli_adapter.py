@@ -78,3 +78,14 @@ def test_an_address_that_is_no_server_of_ours_is_told(run: Run) -> None:
         Thread(target=other.handle_request, daemon=True).start()
         at = f"http://127.0.0.1:{other.server_port}"
         assert "not as vivavoce does" in run(f"adapter list --server {at}").error
+
+
+def test_the_proxy_of_the_environment_is_named(run: Run, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:1")
+    asked = run("adapter list --server http://tts.invalid").error
+    assert asked == "error: network: the variable ALL_PROXY cannot be used: correct it, or unset it\n"
+    assert run(f"adapter list --server {server.url}").code == 0  # at this machine, without the proxy
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    asked = run("adapter list --server http://tts.invalid").error
+    assert "http://tts.invalid cannot be reached through the proxy of ALL_PROXY (" in asked
+    assert asked.endswith("); check the proxy, or name the server in NO_PROXY\n")

@@ -445,6 +445,20 @@ def test_a_proxy_or_certificate_of_the_environment_is_named(
     assert (download(NAME, endpoint=hub.endpoint) / "llm.pt").is_file()  # at this machine, without the proxy
 
 
+def test_names_without_a_proxy_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "[::1]")
+    with pytest.raises(InvalidRequest, match="the variable NO_PROXY cannot be used"):
+        download(NAME)
+
+
+def test_a_proxy_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@127.0.0.1:1")
+    message = fails(endpoint="https://hub.invalid")
+    assert "cannot be reached through the proxy of HTTPS_PROXY (" in message
+    assert "secret" not in message
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
 def test_a_disk_that_fills_up(hub: Any, tmp_path: Path) -> None:
     tmp_path.joinpath("llm.pt.part").symlink_to("/dev/full")
