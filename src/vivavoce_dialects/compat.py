@@ -33,7 +33,15 @@ from vivavoce.checkpoint.known_models import known_model
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.request import AudioChunk, EngineRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.errors import DownloadError, InvalidAudio, InvalidRequest, InvalidText, ModelNotFound, VivavoceError
+from vivavoce.errors import (
+    DownloadError,
+    InvalidAudio,
+    InvalidRequest,
+    InvalidText,
+    ModelNotFound,
+    VivavoceError,
+    check_kind,
+)
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.frontend.loading import load_model
@@ -154,6 +162,7 @@ class CosyVoice:
     @_with_old_keywords
     def add_zero_shot_spk(self, prompt_text: str, prompt_wav: Prompt, zero_shot_spk_id: str) -> bool:
         """Add the voice of a recording under a name, for this object and, after `save_spkinfo`, for later ones."""
+        check_kind("zero_shot_spk_id", zero_shot_spk_id, str, "give the speaker a name")
         if not zero_shot_spk_id:
             raise InvalidRequest("zero_shot_spk_id: is empty; give the speaker a name")
         voice = self._voice(prompt_wav, prompt_text).named(zero_shot_spk_id)
@@ -213,8 +222,9 @@ class CosyVoice:
         yield from _pieces(iter(tts.engine.submit(EngineRequest((request,), policy))), stream)
 
     def _named(self, spk_id: str) -> Voice:
+        check_kind("spk_id", spk_id, str, "give the name of a speaker")
         if spk_id not in self._voices:
-            raise unknown_voice(str(spk_id), self._voices)
+            raise unknown_voice(spk_id, self._voices)
         return self._voices[spk_id]
 
     def _voice(self, wav: Prompt, says: str = "", spk_id: str = "", text_frontend: bool = True) -> Voice:

@@ -376,6 +376,8 @@ def test_a_folder_without_speakers_gets_its_first(folders, tmp_path):
         (InvalidRequest, "needs the reference's transcript", lambda c: next(c.inference_zero_shot("Hi.", "", WAV))),
         (InvalidRequest, "speed: 3.0 is outside", lambda c: next(c.inference_sft("Hi.", "babble-a", speed=3.0))),
         (InvalidText, "NoneType is not text", lambda c: next(c.inference_sft(None, "babble-a"))),
+        (InvalidRequest, "zero_shot_spk_id: 5 is of type int", lambda c: c.add_zero_shot_spk(SAID, WAV, 5)),
+        (InvalidRequest, "spk_id: \\['me'\\] is of type list", lambda c: next(c.inference_sft("Hi.", ["me"]))),
         (InvalidRequest, "zero_shot_spk_id: is empty", lambda c: c.add_zero_shot_spk(SAID, WAV, "")),
         (
             InvalidRequest,
