@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,22 @@ def test_dashes_and_underscores_are_alike(run: Run, recording: Path) -> None:
 )
 def test_piped_text_is_checked(run: Run, no_loading: None, content: bytes, message: str) -> None:
     assert message in run("speak", stdin=content).error
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("speak", "text"),
+        ("normalize", "text"),
+        ("speak Hi. --instructions", "instructions"),
+        ("speak Hi. --transcript", "transcript"),
+        ("eval --transcript", "transcript"),
+    ],
+)
+def test_a_text_as_an_argument_is_checked_like_piped_text(run: Run, no_loading: None, line: str, name: str) -> None:
+    words = [*line.split(), os.fsdecode("é caf".encode() + b"\xe9 au lait")]
+    assert f"{name}: is not UTF-8 (byte 0xe9 at position 6)" in run("", *words).error
+    assert not Path("out.wav").exists()
 
 
 def test_a_protected_output_is_refused(run: Run, no_loading: None, monkeypatch: pytest.MonkeyPatch) -> None:

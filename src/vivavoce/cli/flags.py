@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, get_type_hints
@@ -12,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from vivavoce.errors import InvalidText
 from vivavoce.frontend.speech_options import SEED, SPEED
 
 MODEL_VARIABLE = "VIVAVOCE_MODEL"
@@ -89,6 +91,13 @@ class PlainCommand(TyperCommand):
         for one in self._arguments:
             one.get_help_record = functools.partial(self._help_record, one)
 
+    def invoke(self, ctx: Any) -> Any:
+        for name in (one.name for one in self.params if getattr(one, "metavar", None) == "TEXT"):
+            given = ctx.params[name]
+            for text in given if isinstance(given, (list, tuple)) else [given or ""]:
+                utf8(f"{name}:", os.fsencode(text))
+        return super().invoke(ctx)
+
     @staticmethod
     def _help_record(one: Any, ctx: Any) -> tuple[str, str]:
         return one.metavar, type(one).get_help_record(one, ctx)[1]
@@ -123,6 +132,15 @@ def group(help: str, *lines: str, during: Callable[[], AbstractContextManager[No
 
 def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def utf8(label: str, content: bytes) -> str:
+    """The text of these bytes. InvalidText, which begins with the label: they are not UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{content[error.start]:02x} at position {error.start}"
+        raise InvalidText(f"{label} is not UTF-8 ({found}); give UTF-8 text") from None
 
 
 def _gigabytes(given: str) -> float:

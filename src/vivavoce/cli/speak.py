@@ -232,13 +232,7 @@ def _read_file(path: str) -> str:
         raise InvalidText(
             f"text: {label!r} is longer than the limit of {MAX_TEXT_BYTES} bytes; split it into several files"
         )
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        byte = content[error.start]
-        raise InvalidText(
-            f"text: {label!r} is not UTF-8 (byte 0x{byte:02x} at position {error.start}); save it as UTF-8 text"
-        ) from None
+    return flags.utf8(f"text: {label!r}", content)
 
 
 def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
