@@ -15,7 +15,7 @@ import soundfile
 
 import vivavoce
 
-SOURCES = Path(vivavoce.__file__).parents[0]
+SOURCES = Path(vivavoce.__file__).parents[1]
 AUDIO = Path(__file__).parents[1] / "data" / "audio"
 MADE = "2026-01-31T12:00:00Z"
 """The time in all tags."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 
 import pytest
@@ -174,6 +175,15 @@ def test_every_failure_is_one_line_and_a_code(
     assert result.code == code
     assert result.err.startswith(said)
     assert result.err.count("\n") == bool(said)
+
+
+def test_with_stderr_closed_no_message_goes_to_stdout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["speak", "--file", "absent.txt"]) == 2
+    sys.stderr.close()
+    assert capsys.readouterr().out == ""
 
 
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,14 @@ def test_text_in_wav_out_through_pipes() -> None:
     assert note.startswith("note: model babble ")
 
 
+@pytest.mark.usefixtures("planted")
+def test_with_stderr_closed_stdout_has_the_audio_alone() -> None:
+    closing = "import os, sys; os.close(2); os.execv(sys.executable, [sys.executable, '-m', 'vivavoce', *sys.argv[1:]])"
+    result = spawn("speak", "-o", "-", stdin=b"Hi there.", program=("-c", closing))
+    assert (result.code, result.err) == (0, "")
+    assert result.out.endswith(read_wav(result.out).tobytes())
+
+
 def test_a_stream_is_heard_while_it_is_made_and_ctrl_c_ends_it() -> None:
     with start("speak", LONG, "--stream", "-o", "-", program=INTERRUPTIBLE) as process:
         assert process.stdout is not None
