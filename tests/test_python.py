@@ -559,6 +559,9 @@ def test_samples_as_a_voice(tts, reference):
     ]:
         with pytest.raises(InvalidAudio, match=f"^reference audio: {told}"):
             tts.voice((array, given))
+    for refused in ((floats, 4_000), vivavoce.Audio(np.tile(floats, 8).astype(np.float32), 200_000)):
+        with pytest.raises(InvalidAudio, match=r"^reference audio: has a sample rate of .*limits are 8000 and 192000"):
+            tts.voice(refused)
     with pytest.raises(InvalidAudio, match=r"1 values are not a recording; give \(array, rate\)"):
         tts.voice((floats,))
 

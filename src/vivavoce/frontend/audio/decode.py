@@ -14,13 +14,12 @@ import numpy as np
 import soundfile
 
 from vivavoce.errors import InvalidAudio
-from vivavoce.frontend.audio.samples import Audio, Samples, audible, check_finite
+from vivavoce.frontend.audio.samples import Audio, Samples, audible, check_finite, check_rate
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Maximum size of an audio file. A reference needs less: 30 s of stereo float32 at 192 kHz are 44 MiB."""
 MAX_DECODE_S = 600.0
 """Maximum duration if the caller gives no limit: 460 MB of samples at 192 kHz."""
-MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8_000, 192_000
 
 _READ_BYTES = 1 << 20
 _BLOCK_VALUES = 1 << 18
@@ -100,8 +99,7 @@ def decode_audio(
 def read_source(source: str | Path | bytes | BinaryIO, field: str) -> tuple[bytes, str]:
     """Read all of `source`, at most `MAX_FILE_BYTES`. Also return its label for error messages: field and file name.
 
-    Raises:
-        InvalidAudio: missing, a directory, unreadable, empty, too large, or an object that cannot be read.
+    InvalidAudio: it is missing, a directory, unreadable, empty, too large, or an object that cannot be read.
     """
     name = source if isinstance(source, (str, Path)) else getattr(source, "name", None)
     shown = repr(os.path.basename(name) or str(name)) if isinstance(name, (str, Path)) else "the given data"
@@ -154,11 +152,7 @@ def _read_bounded(file: BinaryIO, label: str) -> bytes:
 def _drain(track: _Track, limit_s: float, label: str) -> Samples:
     """Decode all samples of a track. InvalidAudio: it is cut off, is longer than `limit_s`, or has a wrong rate."""
     rate, promised = track.sample_rate, track.promised_samples
-    if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
-        raise InvalidAudio(
-            f"{label} has a sample rate of {rate} Hz; the limits are {MIN_SAMPLE_RATE} and {MAX_SAMPLE_RATE}; "
-            "convert it to 24000 Hz"
-        )
+    check_rate(rate, label)
     too_long = "{} lasts {}; the limit is {:g} s; cut it to the part that is needed"
     most = int((limit_s + _TOLERANCE_S) * rate)
     if promised is not None and promised > most:

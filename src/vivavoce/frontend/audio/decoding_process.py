@@ -24,8 +24,8 @@ import numpy as np
 
 from vivavoce.child import end_with_parent, ignore_signals, python_command, shut_in
 from vivavoce.errors import InvalidAudio, MissingDependency
-from vivavoce.frontend.audio.decode import MAX_DECODE_S, MAX_SAMPLE_RATE, decode_audio, read_source
-from vivavoce.frontend.audio.samples import Audio
+from vivavoce.frontend.audio.decode import MAX_DECODE_S, decode_audio, read_source
+from vivavoce.frontend.audio.samples import MAX_SAMPLE_RATE, Audio
 from vivavoce.time_limit import time_limit
 
 DECODE_S = 10.0

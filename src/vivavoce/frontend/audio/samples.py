@@ -13,6 +13,7 @@ from vivavoce.errors import InvalidAudio
 Samples = NDArray[np.float32]
 """Mono samples [n] in float32. ±1 is full scale; larger values are allowed."""
 
+MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8_000, 192_000
 MIN_REFERENCE_S = 0.5
 """Minimum length of a reference in seconds: a shorter recording has less than one syllable."""
 MAX_REFERENCE_S = 30.0
@@ -104,10 +105,8 @@ def amplified(samples: Samples, gain: float) -> Samples:
 def to_int16(samples: NDArray[np.floating]) -> NDArray[np.int16]:
     """Multiply by 32768, round to the nearest integer and saturate at ±32767; any shape.
 
-    Decoders divide by the same number, so that 16-bit audio is unchanged by decoding and conversion.
-
-    Raises:
-        ValueError: a sample is NaN, which a model must not produce.
+    Decoders divide by the same number, so that 16-bit audio is unchanged by decoding and conversion. ValueError: a
+    sample is NaN, which a model must not produce.
     """
     unknown = np.isnan(samples)
     if unknown.any():
@@ -116,12 +115,17 @@ def to_int16(samples: NDArray[np.floating]) -> NDArray[np.int16]:
     return np.minimum(np.maximum(scaled, -_LARGEST), _LARGEST).astype(np.int16)
 
 
-def check_finite(samples: Samples, label: str) -> None:
-    """Check that no sample is NaN or infinite; `label` begins the message.
+def check_rate(rate: int, label: str) -> None:
+    """InvalidAudio: the sample rate is outside of 8000–192000 Hz; `label` begins the message."""
+    if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
+        raise InvalidAudio(
+            f"{label} has a sample rate of {rate} Hz; the limits are {MIN_SAMPLE_RATE} and {MAX_SAMPLE_RATE}; "
+            "convert it to 24000 Hz"
+        )
 
-    Raises:
-        InvalidAudio: some samples are; the message has their number.
-    """
+
+def check_finite(samples: Samples, label: str) -> None:
+    """InvalidAudio: some samples are NaN or infinite; the message has their number, and `label` begins it."""
     num_bad = samples.size - int(np.isfinite(samples).sum())
     if num_bad:
         raise InvalidAudio(
@@ -130,11 +134,10 @@ def check_finite(samples: Samples, label: str) -> None:
 
 
 def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
-    """Check that `audio` can be used as a reference.
-
-    Raises:
-        InvalidAudio: it is shorter than 0.5 s, longer than 30 s, silent, far out of scale or not finite.
+    """Check that `audio` can be used as a reference. InvalidAudio: it is shorter than 0.5 s, longer than 30 s, silent,
+    far out of scale or not finite, or its rate is outside of 8000–192000 Hz.
     """
+    check_rate(audio.sample_rate, f"{field}:")
     if audio.duration_s < MIN_REFERENCE_S:
         raise InvalidAudio(
             f"{field}: lasts {audio.duration_s:.2f} s; at least {MIN_REFERENCE_S:g} s are needed; "
