@@ -113,8 +113,9 @@ def load(
     Raises:
         VivavoceError: the model or the device cannot be used; the message says why and what to do.
     """
-    if settings is not None:
-        check_kind("settings", settings, EngineSettings, "such as vivavoce.EngineSettings(slots=1)")
+    check_kind("settings", settings, EngineSettings | None, "such as vivavoce.EngineSettings(slots=1)")
+    check_kind("device", device, str | Iterable, 'name one, such as "cpu", or a list of them')
+    store = open_voice_store(voices)
     devices = tuple(choose_device(name) for name in ([device] if isinstance(device, str) else device))
     if not devices:
         raise InvalidRequest("device: the list is empty; name a device, or leave it out")
@@ -125,7 +126,7 @@ def load(
     card = front_end.card
     if not card.trained:
         _untrained.warning("model: %(name)s is %(what)s", {"name": card.name, "what": card.description})
-    return Vivavoce(engine, front_end, open_voice_store(voices))
+    return Vivavoce(engine, front_end, store)
 
 
 class Vivavoce:
@@ -328,6 +329,7 @@ class Vivavoce:
             raise InvalidText("texts: is one text; give a list of texts, or use speak")
         if errors not in ("raise", "return"):
             raise InvalidRequest(f"errors: {errors!r} is unknown; use raise or return")
+        check_kind("texts", texts, Iterable, "give a list of texts, or use speak")
         find_voice, chosen = self._read(voice, manner)
         return self._speak_many(texts, find_voice(), chosen, cancel, errors == "return")
 

@@ -7,7 +7,8 @@ cannot mend the error; 130: interrupted, as in shells.
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+import types
+from typing import ClassVar, get_args
 
 
 class VivavoceError(Exception):
@@ -34,10 +35,11 @@ class InvalidRequest(VivavoceError, http_status=400, grpc_status="INVALID_ARGUME
     """A field of the request is missing, malformed or out of its limits."""
 
 
-def check_kind(field: str, value: object, kind: type, remedy: str) -> None:
+def check_kind(field: str, value: object, kind: type | types.UnionType, remedy: str) -> None:
     """InvalidRequest: the value has another type than `kind`. remedy: the end of the error's message."""
     if not isinstance(value, kind):
-        raise InvalidRequest(f"{field}: {value!r:.40} is of type {type(value).__name__}, not {kind.__name__}; {remedy}")
+        kinds = " or ".join(one.__name__ for one in get_args(kind) or (kind,) if one is not types.NoneType)
+        raise InvalidRequest(f"{field}: {value!r:.40} is of type {type(value).__name__}, not {kinds}; {remedy}")
 
 
 class InvalidText(InvalidRequest):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import time
 import weakref
 from collections import deque
@@ -42,6 +43,7 @@ from vivavoce.engine.request import (
     SamplingParams,
     SegmentRequest,
     TokenRequest,
+    check_number,
     speech_prompt,
 )
 from vivavoce.engine.request_state import RequestState
@@ -406,12 +408,10 @@ class Engine:
         objects that exist, because its pauses would interrupt streams. A language model alone is not measured.
 
         streams: record only the graphs for this many low_latency streams, others at their first use; None: all.
-
-        Raises:
-            InvalidRequest: streams is below 1.
+        InvalidRequest: streams is below 1, or seconds below 0.
         """
-        if streams is not None and streams < 1:
-            raise InvalidRequest(f"streams: {streams} is below 1; choose 1 or more, or leave it out")
+        check_number("seconds", seconds, 0, math.inf)
+        check_number("streams", streams, 1, math.inf, whole=True)
         self._loop.start()
         self._in_loop(partial(self._loop.prepare, streams))
         count, until, most = 1, time.perf_counter() + seconds, min(streams or self.memory.slots, self.memory.slots)

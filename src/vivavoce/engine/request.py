@@ -32,7 +32,8 @@ MAX_TOKENS = 100_000
 """Limit of `max_tokens`, above the size of any slot; a request that does not fit its slot is refused later."""
 
 
-def _check(name: str, value: float | None, low: float, high: float, *, whole: bool = False) -> None:
+def check_number(name: str, value: float | None, low: float, high: float, *, whole: bool = False) -> None:
+    """InvalidRequest: the value is no number, or out of its limits. None passes."""
     if value is None:
         return
     is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
@@ -60,13 +61,13 @@ class SamplingParams:
     """Speech lasts exactly this many tokens, whatever the model says; for measurements with random weights."""
 
     def __post_init__(self) -> None:
-        _check("top_p", self.top_p, 0.001, 1.0)
-        _check("top_k", self.top_k, 1, 10_000, whole=True)
-        _check("win_size", self.win_size, 1, 200, whole=True)
-        _check("tau_r", self.tau_r, 0.0, 1.0)
-        _check("max_ratio", self.max_ratio, 1.0, 50.0)
-        _check("min_ratio", self.min_ratio, 0.0, self.max_ratio)
-        _check("exact_tokens", self.exact_tokens, 1, 7_500, whole=True)
+        check_number("top_p", self.top_p, 0.001, 1.0)
+        check_number("top_k", self.top_k, 1, 10_000, whole=True)
+        check_number("win_size", self.win_size, 1, 200, whole=True)
+        check_number("tau_r", self.tau_r, 0.0, 1.0)
+        check_number("max_ratio", self.max_ratio, 1.0, 50.0)
+        check_number("min_ratio", self.min_ratio, 0.0, self.max_ratio)
+        check_number("exact_tokens", self.exact_tokens, 1, 7_500, whole=True)
 
 
 AS_CONFIGURED = SamplingParams()
@@ -151,8 +152,8 @@ class SegmentRequest:
 
     def __post_init__(self) -> None:
         check_speed(self.speed)
-        _check("seed", self.seed, *SEEDS, whole=True)
-        _check("pause_s", self.pause_s, 0.0, MAX_PAUSE_S)
+        check_number("seed", self.seed, *SEEDS, whole=True)
+        check_number("pause_s", self.pause_s, 0.0, MAX_PAUSE_S)
         if self.pause_s and (self.text or self.speech_tokens):
             raise InvalidRequest(
                 f"pause_s: {self.pause_s}, but the segment has text or tokens; give the pause a segment of its own"
@@ -243,9 +244,9 @@ class TokenRequest:
     def __post_init__(self) -> None:
         if not self.rows:
             raise InvalidRequest("prompt: it has no rows; give at least one")
-        _check("max_tokens", self.max_tokens, 1, MAX_TOKENS, whole=True)
-        _check("min_tokens", self.min_tokens, 0, MAX_TOKENS, whole=True)
-        _check("seed", self.seed, *SEEDS, whole=True)
+        check_number("max_tokens", self.max_tokens, 1, MAX_TOKENS, whole=True)
+        check_number("min_tokens", self.min_tokens, 0, MAX_TOKENS, whole=True)
+        check_number("seed", self.seed, *SEEDS, whole=True)
 
 
 def speech_prompt(
@@ -331,4 +332,4 @@ def check_speed(speed: float) -> None:
     """Raise InvalidRequest for a speed outside of 0.5 … 2.0."""
     if isinstance(speed, bool) or not isinstance(speed, Real):
         raise InvalidRequest(f"speed: {speed!r} is not a number; choose one in {MIN_SPEED} … {MAX_SPEED}")
-    _check("speed", speed, MIN_SPEED, MAX_SPEED)
+    check_number("speed", speed, MIN_SPEED, MAX_SPEED)

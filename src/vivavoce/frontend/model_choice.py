@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import detect_generation
 from vivavoce.checkpoint.known_models import HOME_VARIABLE, find_model, models_home
-from vivavoce.errors import CheckpointError, InvalidRequest, ModelNotFound
+from vivavoce.engine.request import check_number
+from vivavoce.errors import CheckpointError, InvalidRequest, ModelNotFound, check_kind
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +31,7 @@ def model_folder(model: str | Path | None) -> Path:
 
     Raises the errors of `find_model`, and CheckpointError if the untrained model is damaged or cannot be made.
     """
-    if not isinstance(model, str | os.PathLike | None):
-        raise InvalidRequest(f"model: {model!r:.40} is of type {type(model).__name__}; give a name or a folder")
+    check_kind("model", model, str | os.PathLike | None, "give a name or a folder")
     if model == "":
         raise ModelNotFound("model: the name is empty; name a model or a folder, or leave it out")
     if model is None or (str(model) == "mini" and not Path(model).is_dir()):
@@ -62,7 +62,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise InvalidRequest(f"device: {name!r} is unknown; use auto, cpu, cuda, cuda:N or mps") from None
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):
@@ -110,8 +110,7 @@ def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 
     if asked is None:
         # Four processes read text faster than one GPU speaks; with two, one process is always free for short texts.
         return max(2, min(4, (os.cpu_count() or 1) // 4)) if device.type == "cuda" else on_cpu
-    if not 0 <= asked <= 64:
-        raise InvalidRequest(f"text_processes: {asked} is outside of 0 … 64; choose a few")
+    check_number("text_processes", asked, 0, 64, whole=True)
     return asked
 
 

@@ -92,14 +92,13 @@ class SpeakOptions:
         check_seed(self.seed)
         object.__setattr__(self, "seed", int(self.seed))  # may be an integer of NumPy
         check_kind("sampling", self.sampling, SamplingParams, "such as vivavoce.SamplingParams(top_k=5)")
-        if self.instruct is not None:
-            check_kind("instructions", self.instruct, str, "say in words how to speak")
-            if len(self.instruct) > (most := INSTRUCTIONS.max_chars or 0):
-                raise InvalidRequest(f"instructions: {len(self.instruct)} characters exceed {most}; shorten them")
+        check_kind("instructions", self.instruct, str | None, "say in words how to speak")
+        if len(self.instruct or "") > (most := INSTRUCTIONS.max_chars or 0):
+            raise InvalidRequest(f"instructions: {len(self.instruct or '')} characters exceed {most}; shorten them")
         if self.language is not None:
             object.__setattr__(self, "language", parse_language(self.language))
         check_kind("word_times", self.word_times, bool, "choose True or False")
-        check_kind("guard", False if self.guard is None else self.guard, bool, "choose True or False, or leave it out")
+        check_kind("guard", self.guard, bool | None, "choose True or False, or leave it out")
         if self.flow_steps is not None:
             one_of(FLOW_STEPS.choices, FLOW_STEPS.name, self.flow_steps)
         if self.adapter is not None:

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path, PurePath
 
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.files import replace_file
 from vivavoce.frontend.audio.encoders import (
     AdtsEncoder,
@@ -141,9 +141,9 @@ def parse_format(name: str, sample_rate: int | None = None, field: str = "respon
 def format_of(path: str | os.PathLike[str]) -> AudioFormat:
     """The format for the suffix of `path` in any letter case. A path without a suffix, such as a device, means WAV.
 
-    Raises:
-        InvalidRequest: the suffix names no supported format.
+    InvalidRequest: the suffix names no supported format, or `path` is not a path.
     """
+    check_kind("output", path, str | os.PathLike, "give the name of a file, such as speech.wav")
     suffix = PurePath(path).suffix.lower()
     if suffix and suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)

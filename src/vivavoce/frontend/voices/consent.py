@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.frontend.audio.tag import utc_now
 from vivavoce_textnorm import excerpt
 
@@ -24,16 +24,17 @@ class Consent:
     at: str = field(default_factory=utc_now)
 
     def __post_init__(self) -> None:
-        if not self.statement.strip():
-            raise InvalidRequest("consent: is empty; say in words what the person allows, or leave consent_by out")
         for name, text, limit in (
             ("consent", self.statement, MAX_STATEMENT_CHARS),
             ("consent_by", self.who, MAX_WHO_CHARS),
         ):
+            check_kind(name, text, str, "say it in words")
             if len(text) > limit:
                 raise InvalidRequest(
                     f"{name}: {excerpt(text)} has {len(text)} characters, more than the limit of {limit}; shorten it"
                 )
+        if not self.statement.strip():
+            raise InvalidRequest("consent: is empty; say in words what the person allows, or leave consent_by out")
 
 
 def given_consent(statement: str, who: str) -> Consent | None:

@@ -153,13 +153,11 @@ def open_voice_store(place: str | Path | None) -> VoiceStore:
     """Open a voice store, without reading or connecting yet.
 
     place: a folder, or `redis://[user:password@]host[:port][/number]` (`rediss://`: with TLS); None: `voices_home()`.
-
-    Raises:
-        InvalidRequest: another kind of URL, or a malformed URL.
-        MissingDependency: the URL needs the package redis, which is not installed.
+    InvalidRequest: another kind of URL, or a malformed URL. MissingDependency: the package redis is not installed.
     """
     from vivavoce.frontend.voices.folder_store import FolderStore
 
+    check_kind("voices", place, str | os.PathLike | None, "give a folder, or the URL of a Redis server")
     scheme = _SCHEME.match(place) if isinstance(place, str) else None
     if scheme is None:
         return FolderStore(Path(os.path.expanduser(place)) if place else voices_home())
