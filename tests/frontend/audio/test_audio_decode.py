@@ -152,6 +152,15 @@ def test_samples_that_are_not_finite_are_counted(tone, encode):
     assert "1000 of 1000 samples" in refusal(encode(overflowing, 24_000, "WAV", "FLOAT"))
 
 
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_ogg_streams_one_after_the_other_are_all_read(tone, encode, loudest_hz, subtype):
+    audio = decode_audio(b"".join(encode(tone(hz, 48_000), 48_000, "OGG", subtype) for hz in (440, 700)))
+    assert audio.duration_s == pytest.approx(2.0, abs=0.1)
+    half = len(audio.samples) // 2
+    assert loudest_hz(audio.samples[:half], audio.sample_rate) == pytest.approx(440, abs=3)
+    assert loudest_hz(audio.samples[half:], audio.sample_rate) == pytest.approx(700, abs=3)
+
+
 @pytest.mark.parametrize("sample_rate", [4_000, 7_999, 192_001, 384_000])
 def test_sample_rate_out_of_limits(encode, sample_rate):
     message = refusal(encode(np.zeros(1000, np.float32), sample_rate))

@@ -202,8 +202,10 @@ def _open_soundfile(data: bytes) -> _Track | None:
             raise _BrokenTrackError(error.error_string) from None
         return None
     unknown_length = file.frames > _LONGEST
-    if file.format == "FLAC" and unknown_length:
-        file.close()  # soundfile seeks after each block, which libFLAC refuses in a stream of unknown length
+    # soundfile seeks after each block, which libFLAC refuses in a stream of unknown length. Of Ogg streams that follow
+    # each other in one file, each with a page that begins so, libsndfile reads the first only.
+    if (file.format == "FLAC" and unknown_length) or (file.format == "OGG" and data.count(b"OggS\0\2") > 1):
+        file.close()
         return None
     guessed = file.subtype.startswith("MPEG") and not mp3_has_index(data)
     promised = None if unknown_length or guessed else round(file.frames / share_present(data))
