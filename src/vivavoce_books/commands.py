@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -145,6 +146,9 @@ def tracks_of(out: str, split: bool, book: Book, chosen: Sequence[int]) -> list[
         tracks = [Track(Path(out), book.title, tuple(chosen))]
     else:
         pattern = out if "{" in Path(out).name else str(Path(out) / "{number} {title}.m4b")
+        for field in re.findall(r"\{[^{}]*\}", pattern):
+            if field not in ("{number}", "{title}"):
+                raise InvalidRequest(f"output: {field} in {out!r} is unknown; use {{number}} and {{title}}")
         if "{number}" not in pattern and len(chosen) > 1:
             raise InvalidRequest(f"output: {out!r} gives several chapters one name; put {{number}} into it")
         width = max(2, len(str(len(book.chapters))))
@@ -223,6 +227,10 @@ def _speak(tts: Vivavoce, job: Job, cast: Cast, wanted: Sequence[Segment], ledge
     with reporter.working("listening to the voices …"):
         roles = sorted({one.role for one in plan.segments})
         voices = {role: tts.voice(cast[role].voice, cast[role].transcript) for role in roles}
+        for role, part in cast.items():
+            # A name that is not in the book may still be misspelt; its recording is not listened to.
+            if role not in voices and part.voice and not os.path.isfile(os.path.expanduser(part.voice)):
+                tts.voice(part.voice)
         prints = {f"voice of {role}": _fingerprint_of_voice(voice) for role, voice in voices.items()}
         ledger.agree({"model": tts.card.name, "device": tts.device.type, "dtype": str(tts.dtype)})
         ledger.agree({"file of weights": _fingerprint_of_model(tts), **prints}, shown=False)

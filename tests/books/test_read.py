@@ -277,6 +277,11 @@ def test_a_text_that_the_model_cannot_speak_is_named_before_the_first_word(
         ("-o play.m4b --speed 9", "speed"),
         ("-o none/deep/parts --split", "does not exist"),
         ("-o play.m4b --cast who", "cannot be read"),
+        (
+            "--split -o {number}{number:03d}.mp3",
+            "{number:03d} in '{number}{number:03d}.mp3' is unknown; use {number} and",
+        ),
+        ("--split -o {foo}.mp3", "output: {foo} in '{foo}.mp3' is unknown; use {number} and {title}"),
     ],
 )
 def test_mistakes_are_told_before_a_model_loads(
@@ -296,6 +301,9 @@ def test_a_voice_that_is_missing_leaves_nothing_to_begin_again(
 ) -> None:
     assert read("play.txt", "-o", "play.m4b", "--cast", "anna=nobody") == 2
     assert "'nobody' is unknown" in one_line(capsys)
+    assert read("play.txt", "-o", "play.m4b", *CAST, "--cast", "not in it=nobody") == 2
+    assert "'nobody' is unknown" in one_line(capsys)
+    assert not tones.spoken
     assert read("play.txt", "-o", "play.m4b", "--seed", 5, *CAST, "-q") == 0
 
 
