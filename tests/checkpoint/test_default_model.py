@@ -19,7 +19,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_has_a_name(place: Path, tmp_path: Path) -> None:
-    assert model_folder("babble") == place
+    assert model_folder("babble") == model_folder("Babble") == place
     (tmp_path / "babble").mkdir()
     assert model_folder("babble") == Path("babble")
 

@@ -20,7 +20,7 @@ MOST_BYTES = 45_000_000
 
 
 def test_it_is_the_default() -> None:
-    assert model_folder(None) == model_folder("mini") == MINI
+    assert model_folder(None) == model_folder("mini") == model_folder("Mini") == MINI
     card = read_card(MINI)
     assert (card.name, card.trained, card.demo) == ("mini", True, True)
     assert card.text_stream is TextStream.SENTENCES

@@ -34,9 +34,9 @@ def model_folder(model: str | Path | None) -> Path:
     check_kind("model", model, str | os.PathLike | None, "give a name or a folder")
     if model == "":
         raise ModelNotFound("model: the name is empty; name a model or a folder, or leave it out")
-    if model is None or (str(model) == "mini" and not Path(model).is_dir()):
+    if model is None or (str(model).casefold() == "mini" and not Path(model).is_dir()):
         return MINI
-    if str(model) != UNTRAINED_MODEL or Path(model).is_dir():
+    if str(model).casefold() != UNTRAINED_MODEL or Path(model).is_dir():
         return find_model(model)
     from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
