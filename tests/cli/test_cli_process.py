@@ -53,6 +53,35 @@ def test_a_stream_is_heard_while_it_is_made_and_ctrl_c_ends_it() -> None:
     assert (process.returncode, err) == (130, b"")
 
 
+@pytest.mark.parametrize("text", ["Hello there.", LONG])
+def test_ctrl_c_before_any_audio_is_one_line(tmp_path: Path, text: str) -> None:
+    # The engine goes on with its step while the interpreter ends, as on a slow machine.
+    interrupted_in_a_step = (
+        "-c",
+        "import os; os.environ['OMP_NUM_THREADS'] = '2'\n"
+        "import concurrent.futures.thread as pool, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from vivavoce.engine.device import HostThreads\n"
+        "from vivavoce.cli.main import main\n"
+        "compute = HostThreads.__call__\n"
+        "def interrupt(*work):\n"
+        "    HostThreads.__call__ = compute\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    while not pool._shutdown:\n"
+        "        time.sleep(0.001)\n"
+        "    return compute(*work)\n"
+        "HostThreads.__call__ = interrupt\n"
+        "sys.exit(main())",
+    )
+    file = tmp_path / "x.wav"
+    result = spawn("speak", text, "-o", file, program=interrupted_in_a_step)
+    assert (result.code, result.err) == (
+        130,
+        f"interrupted: {file} was not written; with --stream, audio is written while it is made\n",
+    )
+    assert not file.exists()
+
+
 def test_a_reader_that_leaves_ends_the_stream_quietly() -> None:
     with start("speak", LONG, "--stream", "-o", "-") as process:
         assert process.stdout is not None

@@ -7,14 +7,14 @@ import shlex
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.cli import flags
-from vivavoce.cli.console import Reporter, is_terminal, progress
+from vivavoce.cli.console import Reporter, is_terminal, print_error, progress
 from vivavoce.cli.flags import REQUIRED, argument, flag
 from vivavoce.cli.model import BackendChoice, EngineChoice, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.cli.output import JSON, Output, check_subtitles, write_subtitles
@@ -126,7 +126,8 @@ def speak(
 ) -> None:
     """Speak a text of any length into an audio file.
 
-    The audio of a long text is written while it is made. Ctrl-C leaves a complete file of the audio until then.
+    A long text is written part by part, each when it is spoken; with --stream, the audio is written while it is made.
+    Ctrl-C leaves a complete file of what was written until then, or none.
     """
     output, reporter, subtitles = Output(source.out, source.format, source.tag), Reporter(quiet), source.subtitles
     output.check()
@@ -156,7 +157,7 @@ def speak(
         speech = PartwiseSpeech(tts, parts, voice, keywords, source.stream)
         _write_as_made(speech, text, load_s, output, reporter, source)
     else:
-        with reporter.working("speaking …"):
+        with reporter.working("speaking …"), _telling_if_interrupted(output):
             whole = tts.speak(text, voice, **keywords)
         output.write(whole)
         if subtitles is not None:
@@ -293,7 +294,8 @@ def _write_as_made(
         try:
             timed = clock.timed(pieces)
             # Invalid input fails here, before an existing file is overwritten.
-            first = next(timed)
+            with _telling_if_interrupted(output):
+                first = next(timed)
             with output.stream(rate, speech.tts.card.name) as write:
                 for samples in chain([first], timed):
                     write(samples)
@@ -307,6 +309,15 @@ def _write_as_made(
         f"{output.label}: {clock.audio_s:.2f} s of audio in {clock.work_s:.2f} s{_pace(clock.work_s, clock.audio_s)}, "
         f"first audio after {clock.first_s:.2f} s (model loaded in {load_s:.2f} s)"
     )
+
+
+@contextmanager
+def _telling_if_interrupted(output: Output) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_error(f"interrupted: {output.label} was not written; with --stream, audio is written while it is made")
+        raise
 
 
 class StreamClock:

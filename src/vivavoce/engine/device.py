@@ -309,7 +309,10 @@ class HostThreads:
     def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         if self._helper is None:
             return in_turn(first, second)
-        later = self._helper.submit(torch.inference_mode()(second))
+        try:
+            later = self._helper.submit(torch.inference_mode()(second))
+        except RuntimeError:  # the interpreter is ending (Ctrl-C), and its executors take no more work
+            return in_turn(first, second)
         try:
             return first(), later.result()
         finally:
