@@ -40,6 +40,7 @@ from vivavoce_textnorm.types import Settings as Settings
 if TYPE_CHECKING:
     from vivavoce_textnorm.inline_tags import OPEN_BRACKET as OPEN_BRACKET
     from vivavoce_textnorm.inline_tags import check_paused as check_paused
+    from vivavoce_textnorm.markup import open_fence as open_fence
     from vivavoce_textnorm.natural import NaturalNormalizer as NaturalNormalizer
     from vivavoce_textnorm.natural import read_block as read_block
     from vivavoce_textnorm.official import LoadedOnUse as LoadedOnUse
@@ -58,6 +59,7 @@ _IMPORTED_LATER = {
     name: module
     for module, names in (
         ("inline_tags", "OPEN_BRACKET check_paused"),
+        ("markup", "open_fence"),
         ("natural", "NaturalNormalizer read_block"),
         ("official", "LoadedOnUse OfficialNormalizer as_trained_on check_official_rules has_official_rules"),
         ("reading_processes", "ReadingProcesses"),

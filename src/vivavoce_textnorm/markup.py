@@ -97,7 +97,8 @@ _SUSPENDED = compiled(r"(?i:and|or|to|und|oder|bis|sowie|bzw|et|ou|или)")
 _INDEX = compiled(r"\[(?=\d)|(?<=\d)\]")
 _HEAD = compiled(r"[\p{L}'’-]*\Z")
 _PARTS = (
-    rf"(?P<fence>{_LINE}(?P<f>```|~~~)[^\n]*\n(?P<program>(?:(?!{_LINE}(?P=f))[^\n]*\n)*+)(?:{_LINE}(?P=f)[^\n]*|\Z))",
+    rf"(?P<fence>{_LINE}(?P<f>```|~~~)[^\n]*\n(?P<program>(?:(?!{_LINE}(?P=f))[^\n]*(?:\n|(?<=[^\n])\Z))*+)"
+    rf"(?:{_LINE}(?P=f)[^\n]*|\Z))",
     r"(?P<code>(?P<tick>`{1,2})(?!`)(?P<inner>[^`\n]{1,1000})(?P=tick)(?!`))",
     r"(?P<comment><!--(?:(?!-->)[\s\S]){0,2000}+-->|<(?P<hidden>script|style)\b[^<>]{0,500}>"
     r"(?:(?!</(?P=hidden))[\s\S]){0,2000}+</(?P=hidden)\s*>)",
@@ -185,6 +186,16 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
     if at < len(text):
         pieces.append(Piece(at, len(text), text[at:]))
     return _closed_up(list(_single_spaces(pieces)))
+
+
+def open_fence(text: str) -> str:
+    """The sign (``` or ~~~) of the fenced block of code within which the text ends; "" if it ends outside of one."""
+    sign = ""
+    for line in text.split("\n"):
+        begun = line.lstrip(" \t")
+        if begun[:3] in ("```", "~~~") and sign in ("", begun[:3]) and (sign or "`" not in begun[3:]):
+            sign = "" if sign else begun[:3]
+    return sign
 
 
 def _closed_up(pieces: list[Piece]) -> list[Piece]:

@@ -11,7 +11,7 @@ from threading import Lock
 from vivavoce_textnorm.checks import check_length
 from vivavoce_textnorm.grammar import CJK, compiled, heads
 from vivavoce_textnorm.language_id import FREQUENT_WORDS
-from vivavoce_textnorm.markup import SOURCES, STYLED
+from vivavoce_textnorm.markup import SOURCES, STYLED, open_fence
 from vivavoce_textnorm.reader import read, read_run, segments
 from vivavoce_textnorm.ssml import is_ssml
 from vivavoce_textnorm.types import Piece, Settings
@@ -48,7 +48,6 @@ _OPEN = compiled(r"<[\p{L}/!|][^>]*\Z|\[[^\]\n]*\Z|`[^`\n]*\Z|【[^】\n]{0,80}\
 _OPENED = compiled(r"\[(?=[^\]\n]*\Z)")
 _MARKED = compiled(r"(?:(?<=\n)|\A)[ \t]*(?:[-*+•▪◦‣·–>|]|#{1,6}|\d{1,3}[.)])[ \t]+(?=[^\n]*\Z)")
 _LETTER, _FIRST = compiled(r"\p{L}"), compiled(rf"{_LETTERS}|.")
-_FENCED = compiled(r"(?:(?<=\n)|\A)[ \t]*```[^`]*\Z")
 _STYLED = compiled(f"[{STYLED}【]")
 _STOPS = frozenset("。！？")
 _BEGINS = "<speak"
@@ -152,7 +151,10 @@ class WordStream:
             self._wanted = 0
         elif not (kind == "word" and self._text[self._seen] == "."):
             self._wanted -= weight
-        if self._wanted <= 0 and not (self._odd and _OPEN.search(self._text, self._given, self._seen)):
+        opens = self._odd and (
+            _OPEN.search(self._text, self._given, self._seen) or open_fence(self._text[: self._seen])
+        )
+        if self._wanted <= 0 and not opens:
             yield from self._give(self._seen)
             return
         self._ends.append(self._seen)
@@ -205,7 +207,8 @@ class WordStream:
 
     def _read(self, end: int) -> list[Piece]:
         written = self._text[:end]
-        written += "\n```" * bool(_FENCED.search(written))
+        if fence := open_fence(written):
+            written += f"\n{fence}"
         pieces: list[Piece] = []
         for one in read(written, self._language, self._settings).pieces:
             if one.end <= self._given or one.start >= end:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import regex
 import torch
 
 from vivavoce.checkpoint.config import Generation, MelConfig
@@ -319,6 +320,30 @@ def test_a_sentence_that_is_silent_ends_no_stream(front_end):
     arriving = replace(front_end, card=replace(front_end.card, text_stream=TextStream.SENTENCES))
     planned = arriving.plan_arriving(["First this one.\n`code = 1`\nThen that one."], FULL, SpeakOptions(code="silent"))
     assert len(list(planned)) == 2
+
+
+@pytest.mark.parametrize("by", list(TextStream))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Here you are:\n```bash\nmake all\n```\nThat is everything.",
+        "Look at this.\n~~~\nls -l\n\ncd here. Go on.\n~~~\nDone now, my friend.",
+        "And this one:\n```python\nprint(1)",
+    ],
+)
+def test_fenced_code_is_read_alike_whole_and_in_pieces(front_end, by, text):
+    arriving = replace(front_end, card=replace(front_end.card, text_stream=by))
+
+    def words(planned):
+        said = [front_end.text._tokenizer.decode(one.request.text) for one in planned]
+        return regex.findall(r"\w+", " ".join(said))
+
+    for code in ("read", "silent"):
+        options = SpeakOptions(code=code)
+        whole = words(arriving.plan(text, FULL, options))
+        for size in (1, 7, len(text)):
+            pieces = [text[at : at + size] for at in range(0, len(text), size)]
+            assert words(arriving.plan_arriving(pieces, FULL, options)) == whole, (code, size)
 
 
 @pytest.mark.parametrize("by", list(TextStream))

@@ -25,7 +25,7 @@ from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.frontend.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, SILENCE_S, Mode, SpeakOptions, without_instructions
-from vivavoce.frontend.text.sentence_stream import sentence_stream
+from vivavoce.frontend.text.sentence_stream import KeptPieces, sentence_stream
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.text_input import TextFilter
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
@@ -243,7 +243,7 @@ class FrontEnd:
     def _words(
         self, pieces: Iterable[str], conditioning: Conditioning, options: SpeakOptions, begin: int
     ) -> Iterator[PlannedSegment]:
-        text, past, given = _Kept(pieces), 0, 0
+        text, past, given = KeptPieces(pieces), 0, 0
         for words, read in self.text.arriving(text, options.language, options.reading, options.natural):
             if ids := self.text.encode_piece(words):
                 request = SegmentRequest(
@@ -261,18 +261,6 @@ class FrontEnd:
 def _adapted(options: SpeakOptions, voice: Voice) -> SpeakOptions:
     """The options with the voice's LoRA adapter, unless the options name an adapter."""
     return replace(options, adapter=options.adapter_of(voice.adapter) or None) if voice.adapter else options
-
-
-class _Kept:
-    """Iterates over pieces of a text. text: the pieces so far, joined."""
-
-    def __init__(self, pieces: Iterable[str]) -> None:
-        self._pieces, self.text = pieces, ""
-
-    def __iter__(self) -> Iterator[str]:
-        for piece in self._pieces:
-            self.text += piece
-            yield piece
 
 
 def _unmarked(pieces: Iterable[str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from vivavoce_textnorm import (
     find_runs,
     gather_ssml,
     is_speakable,
+    open_fence,
 )
 
 MAX_HELD = 300
@@ -96,7 +97,8 @@ def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) 
     """The sentences of a text that arrives in pieces; see `SentenceSplitter`.
 
     marks: the model's special tokens, to read brackets and SSML; None: both are plain text. An SSML document is a
-    single sentence, no sentence ends inside a bracket, and pauses before the first words belong to the first sentence.
+    single sentence, no sentence ends inside a bracket or fenced code, and pauses before the first words belong to the
+    first sentence.
 
     Raises:
         InvalidText: a piece or the SSML is too long or not a text; the SSML or a bracket is invalid.
@@ -107,16 +109,28 @@ def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) 
     ssml, pieces = gather_ssml(pieces)
     if ssml:
         yield Sentence(ssml, 0, detect_language("".join(run.plain for run in find_runs(ssml, marks))))
-    held, begun = None, False
-    for one in _split(pieces):
+    held, begun, whole = None, False, KeptPieces(pieces)
+    for one in _split(whole):
         if held:
-            one = Sentence(held.text + " " * (one.start - held.end) + one.text, held.start, one.language)
+            one = Sentence(whole.text[held.start : one.end], held.start, one.language)
         begun = begun or any(run.said or is_speakable(run.plain) for run in find_runs(one.text, marks))
-        held = None if begun and not OPEN_BRACKET.search(one.text) else one
+        held = None if begun and not (OPEN_BRACKET.search(one.text) or open_fence(one.text)) else one
         if held is None:
             yield one
     if held:
         yield held
+
+
+class KeptPieces:
+    """Iterates over pieces of a text. text: the pieces so far, joined."""
+
+    def __init__(self, pieces: Iterable[str]) -> None:
+        self._pieces, self.text = pieces, ""
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._pieces:
+            self.text += piece
+            yield piece
 
 
 def _split(pieces: Iterable[str]) -> Iterator[Sentence]:
