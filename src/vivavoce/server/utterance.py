@@ -37,7 +37,7 @@ class Passage:
 
     first_character: int
     reasoning: TextFilter
-    """A filter that gets the same pieces, and tells whether they end within reasoning."""
+    """A filter that gets the same pieces, and tells what of them is not reasoning, and whether they end within it."""
     texts: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
     """The passage's pieces; None at the end."""
     length: int = 0
@@ -49,9 +49,9 @@ class Passage:
     def push(self, text: str) -> None:
         if text:  # empty pieces are left out: the limit of length does not limit their number
             self.length += len(text)
-            self.is_blank = self.is_blank and not text.strip()
-            self.reasoning.add(text)
-            self.texts.put_nowait(text)
+            held = self.texts.get_nowait() if self.is_blank and not self.texts.empty() else None
+            self.is_blank = not self.reasoning.add(text).strip() and self.is_blank
+            self.texts.put_nowait((held or "") + text)
 
     def end(self) -> None:
         if self.is_open:
@@ -83,8 +83,6 @@ class StreamedUtterance:
         self._start_request, self._send = start_request, send
         self._refuse, self._disconnected, self._reasoning = refuse, disconnected, reasoning
         self._characters = 0
-        self._lead_in = ""
-        """White space since the last flush; it belongs to the next passage."""
         self._waiting: asyncio.Queue[Passage | None] = asyncio.Queue()
         self._unspoken = 0
         """Number of passages whose audio is not sent yet."""
@@ -93,7 +91,9 @@ class StreamedUtterance:
         self._clock = SegmentClock(sample_rate, "segment", "segment_done", "words")
         self._is_stopped = False
         self.has_ended = False
-        self._passage = self._begin_passage(0)  # now, so that a wrong voice is refused before the text comes
+        self._passage = self._next = Passage(0, TextFilter(reasoning))
+        """`_next`: the text since the last flush; it is the next passage as soon as there is something to speak."""
+        self._begin_passage()  # now, so that a wrong voice is refused before the text comes
         self.delivery = asyncio.create_task(self._deliver())
         """Ends when all audio was sent; raises VivavoceError, or `disconnected`."""
         # If the connection closes, nothing else reads the task's exception, and asyncio would report it.
@@ -113,31 +113,29 @@ class StreamedUtterance:
         if self.has_ended:
             raise InvalidRequest("text: it comes after the end; wait for done, then send start")
         if self._passage.is_open:
-            advice = "send flush after a sentence, and the piece again"
-            _check_length(self._passage.length + len(text), "without a flush", advice)
-            self._passage.push(text)
+            since, advice = "without a flush", "send flush after a sentence, and the piece again"
         else:
-            whole = self._lead_in + text
-            _check_length(len(whole), "since the last flush", "leave white space out")
-            if whole.strip():
-                self._passage = self._begin_passage(self._characters - len(self._lead_in))
-                self._passage.push(whole)
-                whole = ""
-            self._lead_in = whole
+            since, advice = "since the last flush", "leave white space and reasoning out"
+        _check_length(self._next.length + len(text), since, advice)
+        self._next.push(text)
+        if not (self._passage.is_open or self._next.is_blank):
+            self._begin_passage()
         self._characters += len(text)
 
     async def flush(self) -> None:
         """Speak the text so far, and confirm the flush when its audio was sent. InvalidRequest: too many flushes wait.
 
-        If the text so far ends within reasoning, the passage continues, because the closing tag is still to come.
+        If the text so far ends within reasoning, the next passage begins with the tag that is open.
         """
         passage = self._passage
         if passage.is_open and not passage.is_blank:
             if self._unspoken >= MAX_WAITING:
                 raise InvalidRequest(f"flush: {MAX_WAITING} are waiting already; send more when some are confirmed")
-            if not passage.reasoning.is_within_reasoning:
-                passage.end()
+            passage.end()
             passage.flushes += 1
+            tag = passage.reasoning.open_tag
+            self._next = Passage(self._characters - len(tag), TextFilter(self._reasoning))
+            self._next.push(tag)
         elif not passage.is_open and self._unspoken:
             passage.flushes += 1
         else:
@@ -182,11 +180,10 @@ class StreamedUtterance:
             delivery=joined([one.delivery for one in self._verdicts if one.delivery is not None]),
         )
 
-    def _begin_passage(self, first_character: int) -> Passage:
-        passage = Passage(first_character, TextFilter(self._reasoning))
+    def _begin_passage(self) -> None:
+        self._passage = self._next
         self._unspoken += 1
-        self._waiting.put_nowait(passage)
-        return passage
+        self._waiting.put_nowait(self._passage)
 
     async def _deliver(self) -> None:
         try:

@@ -144,6 +144,20 @@ async def test_a_flush_within_reasoning_keeps_what_follows_silent() -> None:
         assert len(served.speaker.orders) == 3
 
 
+async def test_a_flush_speaks_the_words_before_open_reasoning_and_keeps_the_rest_of_it_silent() -> None:
+    async with connected() as (client, served):
+        spoken = await answered(client, start(), text("Hello. <thinking>One, "), FLUSH, until="flushed")
+        assert audio_of(spoken) == pcm(7) + pcm(15)  # this backend speaks reasoning, too
+        assert await answered(client, text("two "), FLUSH, until="flushed") == [{"type": "flushed"}]
+        assert len(served.speaker.orders) == 1
+        rest = "two three.</think>four</thinking>"
+        replies = await answered(client, text(rest.removeprefix("two ")), text("Go."), END)
+        assert len(served.speaker.orders) == 2
+        # The second order begins with the tag again, so that the reading knows that it is within reasoning.
+        assert len(audio_of(replies)) == len(pcm(len(f"<thinking>{rest}Go.")))
+        assert of_type(replies, "segment")[-1]["end_character"] == len(f"Hello. <thinking>One, {rest}Go.")
+
+
 async def test_passages_that_were_flushed_ahead_come_in_order_as_one_request_at_a_time() -> None:
     async with connected(keys=FakeKeys(concurrent=1)) as (client, _):
         await send(client, start(seed=3, api_key="secret"))

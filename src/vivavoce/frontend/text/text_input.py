@@ -121,9 +121,9 @@ class TextFilter:
         return kept
 
     @property
-    def is_within_reasoning(self) -> bool:
-        """Whether the text so far ends inside reasoning that is being removed."""
-        return self._open != ""
+    def open_tag(self) -> str:
+        """The tag of the reasoning that is being removed where the text so far ends; "" outside of reasoning."""
+        return f"<{self._open}>" if self._open else ""
 
     def original(self, at: int) -> int:
         """Convert a position in the filtered text to the position in the original text; end maps to end."""
