@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from vivavoce_textnorm.inline_tags import OPEN_BRACKET as OPEN_BRACKET
     from vivavoce_textnorm.inline_tags import check_paused as check_paused
     from vivavoce_textnorm.markup import open_fence as open_fence
+    from vivavoce_textnorm.markup import without_markup as without_markup
     from vivavoce_textnorm.natural import NaturalNormalizer as NaturalNormalizer
     from vivavoce_textnorm.natural import read_block as read_block
     from vivavoce_textnorm.official import LoadedOnUse as LoadedOnUse
@@ -59,7 +60,7 @@ _IMPORTED_LATER = {
     name: module
     for module, names in (
         ("inline_tags", "OPEN_BRACKET check_paused"),
-        ("markup", "open_fence"),
+        ("markup", "open_fence without_markup"),
         ("natural", "NaturalNormalizer read_block"),
         ("official", "LoadedOnUse OfficialNormalizer as_trained_on check_official_rules has_official_rules"),
         ("reading_processes", "ReadingProcesses"),

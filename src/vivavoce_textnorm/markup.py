@@ -95,6 +95,7 @@ _HYPHENATED = compiled(
 )
 _SUSPENDED = compiled(r"(?i:and|or|to|und|oder|bis|sowie|bzw|et|ou|или)")
 _INDEX = compiled(r"\[(?=\d)|(?<=\d)\]")
+_SPOKEN = compiled(r"[\p{L}\p{N}]")
 _HEAD = compiled(r"[\p{L}'’-]*\Z")
 _PARTS = (
     rf"(?P<fence>{_LINE}(?P<f>```|~~~)[^\n]*\n(?P<program>(?:(?!{_LINE}(?P=f))[^\n]*(?:\n|(?<=[^\n])\Z))*+)"
@@ -186,6 +187,14 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
     if at < len(text):
         pieces.append(Piece(at, len(text), text[at:]))
     return _closed_up(list(_single_spaces(pieces)))
+
+
+def without_markup(text: str) -> str:
+    """The text with spaces in the place of markup, which is not read; its other characters keep their places."""
+    return "".join(
+        text[one.start : one.end] if one.rule is None or _SPOKEN.search(one.spoken) else " " * (one.end - one.start)
+        for one in strip_markup(text, Settings())
+    )
 
 
 def open_fence(text: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from vivavoce.engine.request import AudioChunk, Word
 from vivavoce.frontend.speech import Mark, heard_until
 from vivavoce.frontend.text.word_spans import WordSpan
-from vivavoce.frontend.word_times import WordTimer
+from vivavoce.frontend.word_times import LEAST_S, WordTimer
 
 RATE = 24_000
 TEXT = "one two three"
@@ -61,6 +63,29 @@ def test_a_short_closure_is_no_pause():
 def test_words_come_with_the_chunk_in_which_they_end():
     words = timed(sound((2.0, 0.5)), [(0, 0.0), (2, 0.5), (4, 1.1), (6, 1.3)], cuts=(0.4, 0.8, 1.2))
     assert [[one.text for one in part] for part in words] == [[], ["one"], ["two"], ["three"]]
+
+
+@pytest.mark.parametrize("reached", [[(0, 0.0), (4, 0.6)], [(0, 0.0), (1, 0.3)], [(0, 0.0), (2, 0.5)]])
+@pytest.mark.parametrize("cuts", [(), (0.4, 0.8, 1.2)])
+def test_words_that_attention_passes_over_share_the_time(reached, cuts):
+    words = [one for part in timed(sound((2.0, 0.5)), reached, cuts) for one in part]
+    assert [one.text for one in words] == ["one", "two", "three"]
+    assert all(one.end_s - one.start_s > 0.3 for one in words)
+    assert words[-1].end_s == 2.0
+    assert all(before.end_s <= after.start_s for before, after in pairwise(words))
+
+
+def test_words_of_one_token_share_its_time_by_their_lengths():
+    timer = WordTimer()
+    timer.plan(0, (WordSpan(0, 3, 0, 2), WordSpan(4, 7, 0, 2), WordSpan(8, 13, 2, 3)))
+    words = timer.add(TEXT, AudioChunk(sound((2.0, 0.5)), RATE, reached=((0, 0.0), (2, 1.0))), ended=True)
+    assert [(one.start_s, one.end_s) for one in words] == [(0.0, 0.5), (0.5, 1.0), (1.0, 2.0)]
+
+
+def test_a_word_whose_sound_comes_late_has_a_time_too():
+    (words,) = timed(sound((0.4, 0.0), (1.6, 0.5)), [(0, 0.0), (2, 0.3), (4, 0.6)])
+    assert [one.start_s for one in words] == pytest.approx([0.4, 0.4 + LEAST_S, 0.6])
+    assert [one.end_s for one in words] == pytest.approx([0.4 + LEAST_S, 0.6, 2.0])
 
 
 def test_without_attention_times_are_shared_out_and_say_so():

@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,11 +242,9 @@ def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
 
     if natural and is_ssml(text):
         return [(0, text)]
-    start, parts = 0, []
-    for part in blocks(text, "zh" if contains_chinese(text) else "en", PART_CHARS):
-        parts.append((start, part))
-        start += len(part)
-    return [(start, part) for start, part in parts if is_speakable(part)] or [(0, text)]
+    parts = list(blocks(text, "zh" if contains_chinese(text) else "en", PART_CHARS))
+    starts = accumulate(map(len, parts), initial=0)
+    return [(start, part) for start, part in zip(starts, parts, strict=False) if is_speakable(part)] or [(0, text)]
 
 
 @dataclass(eq=False)

@@ -235,7 +235,7 @@ class FrontEnd:
             ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
             watched, low, high = options.follows and bool(ids), start + one.start, start + one.end
             words = self.text.words(text[one.start : one.end], one.spoken, low) if watched else ()
-            guarded = tuple(word.first for word in words) if options.guard and words else None
+            guarded = tuple(dict.fromkeys(word.first for word in words)) if options.guard and words else None
             how = options.sampling, seed, speed, one.pause_s, watched, guarded, options.steps, options.adapter_of("")
             request = SegmentRequest(conditioning, ids, None, *how)
             yield PlannedSegment(request, low, high, words)

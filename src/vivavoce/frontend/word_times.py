@@ -23,6 +23,8 @@ _EARLY_FRAMES, _LATE_FRAMES, _FIRST_FRAMES = 10, 15, 100
 
 `_FIRST_FRAMES` replaces `_LATE_FRAMES` for the first word of a segment.
 """
+LEAST_S = 0.03
+"""Shortest time of a word."""
 
 
 @dataclass(eq=False)
@@ -47,25 +49,20 @@ class SegmentTimer:
         self._listen(chunk.samples, chunk.sample_rate)
         if chunk.reached is not None:
             self._reached += chunk.reached
-        found = []
+        found = list[Word]()
         while self._given < len(self.words):
-            span = self.words[self._given]
-            times = self._times(span, ended)
-            if times is None:
+            group = self._together(ended)
+            heard = self._times(group[0].first, group[-1].last, ended)
+            if heard is None:
                 break
-            start_s, end_s = times
-            begin_s = self.begin_s
-            found.append(
-                Word(
-                    readable(text[span.start : span.end]),
-                    span.start,
-                    span.end,
-                    round(begin_s + start_s, 3),
-                    round(begin_s + end_s, 3),
-                    not self._reached,
-                )
-            )
-            self._given, self._after_s = self._given + 1, end_s
+            start_s, self._after_s = heard[0], min(max(heard[1], heard[0] + LEAST_S * len(group)), self._seconds)
+            letter_s = (self._after_s - start_s) / sum(span.end - span.start for span in group)
+            for span in group:
+                end_s = start_s + letter_s * (span.end - span.start)
+                times = (round(self.begin_s + at, 3) for at in (start_s, end_s))
+                found.append(Word(readable(text[span.start : span.end]), *span[:2], *times, not self._reached))
+                start_s = end_s
+            self._given += len(group)
         return tuple(found)
 
     def _listen(self, samples: NDArray[np.float32], rate: int) -> None:
@@ -75,17 +72,33 @@ class SegmentTimer:
         self._levels += np.sqrt(np.mean(sound[:whole].reshape(-1, size) ** 2, axis=1)).tolist()
         self._left = sound[whole:]
 
-    def _times(self, span: WordSpan, ended: bool) -> tuple[float, float] | None:
-        """Start and end of the word, in seconds from the segment's beginning; None if its end is not known yet."""
+    def _times(self, first: int, last: int, ended: bool) -> tuple[float, float] | None:
+        """Start and end of these tokens, in seconds from the segment's beginning; None if the end is not known yet."""
         if not self._reached:
-            return self._shared_out(span) if ended else None
-        start_s, end_s = self._when(span.first), self._when(span.last)
-        if end_s is None:
+            return self._shared_out(first, last) if ended else None
+        start_s, end_s = self._when(first), self._when(last)
+        if end_s in (None, start_s):
             if not ended:
                 return None
             end_s = self._seconds
-        start_s = end_s if start_s is None else start_s
+        assert end_s is not None
+        start_s = self._after_s if start_s is None else start_s
         return self._heard(start_s, end_s, first=self._given == 0)
+
+    def _together(self, ended: bool) -> list[WordSpan]:
+        """The next word, with those after it that share its text tokens or that attention does not tell apart from it.
+
+        ended: words to which the speech has not come by now are not told apart.
+        """
+        group = [self.words[self._given]]
+        for span in self.words[self._given + 1 :]:
+            first, last = group[0].first, group[-1].last
+            end_s = self._when(last)
+            passed = self._reached and (ended if end_s is None else end_s == self._when(first))
+            if span.first >= last and not passed:
+                break
+            group.append(span)
+        return group
 
     def _when(self, text_token: int) -> float | None:
         place = bisect_left(self._reached, text_token, key=lambda one: one[0])
@@ -126,16 +139,13 @@ class SegmentTimer:
         levels = np.array(self._levels)
         return np.asarray(levels > _QUIET * levels.max(initial=0.0))
 
-    def _shared_out(self, span: WordSpan) -> tuple[float, float]:
-        """Estimate the word's times from its position among the text tokens, without silence at the segment's ends."""
+    def _shared_out(self, first: int, last: int) -> tuple[float, float]:
+        """Estimate the times of these text tokens from their positions, without silence at the segment's ends."""
         sounding = np.flatnonzero(self._loud())
         low, high = (sounding[0], sounding[-1] + 1) if len(sounding) else (0, len(self._levels))
-        ids = max(1, self.words[-1].last - self.words[0].first)
-        first = self.words[0].first
-        times = [
-            min((low + (high - low) * (one - first) / ids) * FRAME_S, self._seconds) for one in (span.first, span.last)
-        ]
-        return times[0], times[1]
+        begin, end = self.words[0].first, self.words[-1].last
+        times = [(low + (high - low) * (at - begin) / max(1, end - begin)) * FRAME_S for at in (first, last)]
+        return min(times[0], self._seconds), min(times[1], self._seconds)
 
 
 class WordTimer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -9,15 +10,16 @@ from typing import NamedTuple
 import regex
 
 from vivavoce.frontend.text.segmentation import matches, tokens_of
+from vivavoce_textnorm import without_markup
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 # A word ends at white space; each Chinese or Japanese character is a word, with the punctuation after it.
 _WORD = regex.compile(rf"[{_CJK}]\p{{P}}*|[^\s{_CJK}]+")
 _SPOKEN = regex.compile(r"[\p{L}\p{N}]")
-_READ = regex.compile(r"[\p{L}\p{N}\p{Sc}\p{Sm}&@#%*/]")
+_READ = regex.compile(r"[\p{L}\p{N}\p{Sc}\p{Sm}&@#%*/--|]", regex.V1)
 """Characters that normalisation may read aloud."""
 _AT_MARK = 8
-_GAP = regex.compile(r"[\s\p{P}]+")
+_SAID = regex.compile(rf"[{_CJK}]|[^\s\p{{P}}{_CJK}]+")
 
 
 class WordSpan(NamedTuple):
@@ -39,7 +41,7 @@ def words_of(text: str, spoken: str, places: Sequence[tuple[int, int]], start: i
     first character in the input.
     """
     written = [found.span() for found in _WORD.finditer(text)]
-    ids = [_without_space(spoken, place) for place in places]
+    ids = [(high - len(spoken[low:high].lstrip()), high) for low, high in places]
     spans = []
     for (begin, end), (said, said_end) in zip(written, _shares(text, spoken, written), strict=True):
         letters = [found.start() for found in _SPOKEN.finditer(spoken, said, said_end)]
@@ -49,13 +51,6 @@ def words_of(text: str, spoken: str, places: Sequence[tuple[int, int]], start: i
         if own:
             spans.append(WordSpan(start + begin, start + end, own[0], own[-1] + 1))
     return tuple(spans)
-
-
-def _without_space(text: str, place: tuple[int, int]) -> tuple[int, int]:
-    low, high = place
-    while low < high and text[low].isspace():
-        low += 1
-    return low, high
 
 
 def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -75,18 +70,18 @@ def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[
         (low, high), before = said[beside][0], anchors[word]
         if _SPOKEN.search(spoken, low, high):
             anchors[word] = (before[0] if before else low), high
-    shares, past = list[tuple[int, int]](), 0
+    shares, past, plain = list[tuple[int, int]](), 0, without_markup(text)
     waiting: list[int] = []
     for number, anchor in enumerate([*anchors, (len(spoken), len(spoken))]):
         if anchor is None:
             waiting.append(number)
             continue
         if waiting:
-            sizes = [len(_READ.findall(text, *written[one])) for one in waiting]
-            if not any(sizes) and shares:
+            words = [plain[slice(*written[one])] for one in waiting]
+            if shares and not any(map(_READ.search, words)):
                 shares[-1] = shares[-1][0], anchor[0]
                 past = anchor[0]
-            shares += _divided(spoken, past, anchor[0], sizes)
+            shares += _divided(spoken, past, anchor[0], words)
         elif shares:  # "dollars", spoken after "million" for "$2 million", belongs to "million"
             shares[-1] = shares[-1][0], max(shares[-1][1], anchor[0])
         waiting = []
@@ -96,13 +91,27 @@ def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[
     return shares
 
 
-def _divided(spoken: str, low: int, high: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Divide a range of `spoken` between words, in proportion to these sizes, preferably at punctuation nearby."""
-    gaps = [(low, 0), *((found.end(), _AT_MARK * (len(found[0]) > 1)) for found in _GAP.finditer(spoken, low, high))]
-    ends, total, past = [low], max(1, sum(sizes)), 0
-    for size in sizes:
-        past += size
-        wanted = low + (high - low) * past / total
-        best = high if past == total else min(gaps, key=lambda gap: abs(gap[0] - wanted) - gap[1])[0]
-        ends.append(max(best, ends[-1]))
-    return list(pairwise(ends))
+def _divided(spoken: str, low: int, high: int, words: Sequence[str]) -> list[tuple[int, int]]:
+    """Divide a range of `spoken` between written words, in proportion to their lengths, preferably at punctuation.
+
+    Each word gets a spoken word at least; if there are too few, signs get none, and several words have the same one.
+    """
+    said = [found.span() for found in _SAID.finditer(spoken, low, high)]
+    read = [one for one in words if _READ.search(one)]
+    if len(said) < len(read):
+        read = [one for one in words if _SPOKEN.search(one)]
+    starts, sizes = [*(start for start, _ in said), high], [len(_READ.findall(one)) for one in read]
+    marked = [0, *(_AT_MARK * (after - before > 1) for (_, before), (after, _) in pairwise(said))]
+    shares, end, left = list[tuple[int, int]](), low, len(read)
+    for word in words:
+        begin = end
+        if said and word in read and len(said) < len(read):
+            place = (len(read) - left) * len(said) // len(read)
+            begin, end, left = starts[place], starts[place + 1], left - 1
+        elif word in read:
+            left -= 1
+            wanted = low + (high - low) * sum(sizes[: len(read) - left]) / sum(sizes)
+            places = range(bisect_left(starts, begin) + 1, len(said) - left + 1) if left else ()
+            end = starts[min(places, key=lambda at: abs(starts[at] - wanted) - marked[at], default=-1)]
+        shares.append((begin, end))
+    return shares
