@@ -39,9 +39,18 @@ def test_text_comes_from_argument_file_or_stdin(run: Run) -> None:
     run("speak --file text.txt -o file.wav")
     run("speak -f - -o dash.wav", stdin=b"Hi.\n")
     run("speak -o stdin.wav", stdin=b"Hi.\n")
+    run("speak - -o lone-dash.wav", stdin=b"Hi.\n")
     expected = Path("argument.wav").read_bytes()
-    for name in ("file.wav", "dash.wav", "stdin.wav"):
+    for name in ("file.wav", "dash.wav", "stdin.wav", "lone-dash.wav"):
         assert Path(name).read_bytes() == expected, name
+
+
+@pytest.mark.parametrize(("text", "options"), [("😀", []), ("`x = 1`", ["--code", "silent"]), ("***", ["--stream"])])
+def test_a_text_without_words_is_silence_and_a_note(run: Run, text: str, options: list[str]) -> None:
+    result = run("speak", text, *options)
+    assert (result.code, "note: text: nothing in it can be spoken" in result.err) == (0, True)
+    assert Path("out.wav").exists()
+    assert "nothing in it" not in run("speak", f"{text} Hi.", *options).err
 
 
 def test_seed_and_speed_change_the_audio(run: Run) -> None:

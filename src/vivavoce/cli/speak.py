@@ -61,13 +61,14 @@ PART_CHARS = 1_000
 """Characters in each part of a longer text, about a minute of speech. Parts bound memory and show progress."""
 _NOT_AS_GIVEN = {"voice", "transcript", "mode", "lexicon", "adapter", "top_p", "top_k"}
 """Fields of `SpeechManner` that `keywords` converts or leaves out."""
+READING_FIELDS = ("language", "reading", "lexicon", "emojis", "code", "reasoning")
 _PACED_S = 10.0
 """Seconds of the shortest audio whose real-time factor is shown. In shorter audio, the first chunk dominates it."""
 
 
 @dataclass(frozen=True)
 class SpeechSource:
-    text: str | None = argument("The text to speak; if missing, stdin is read.", "TEXT")
+    text: str | None = argument("The text to speak; if it is missing or -, stdin is read.", "TEXT")
     file: str | None = flag("Read the text, a book even, from a UTF-8 file; - is stdin.", "PATH|-", "-f")
     out: flags.OutOption = "out.wav"
     format: flags.FormatOption = None
@@ -153,6 +154,8 @@ def speak(
     for warning in warnings_of(text, keywords["language"], tts.card.languages):
         reporter.note(warning)
     parts = parts_of(text, natural=keywords.get("reading") == "natural")
+    if len(parts) == 1 and not tts.normalize(text, **{name: keywords[name] for name in READING_FIELDS}):
+        reporter.note("text: nothing in it can be spoken, so the audio is silence; write at least one word")
     if source.stream or len(parts) > 1:
         speech = PartwiseSpeech(tts, parts, voice, keywords, source.stream)
         _write_as_made(speech, text, load_s, output, reporter, source)
@@ -204,6 +207,8 @@ def read_text(argument: str | None, file: str | None) -> str:
     """Return `argument` or the content of `file`; "-", or neither, is stdin. InvalidRequest: two texts, or none."""
     if argument is not None and file is not None:
         raise InvalidRequest("text: is given twice, as an argument and with --file; leave one out")
+    if argument == STDIN:
+        argument, file = None, STDIN
     if argument is None and file is None and is_terminal(sys.stdin):
         raise InvalidRequest('text: none is given; type `vivavoce speak "Hello."`, or use --file, or pipe it in')
     if argument is not None and os.path.isfile(argument):
