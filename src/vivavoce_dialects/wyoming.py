@@ -175,7 +175,9 @@ class _Connection:
                     "send synthesize-stop, and the rest in a stream of its own"
                 )
             self._utterance.push(text)
-        elif kind == "synthesize-stop" and self._utterance is not None:
+        elif kind == "synthesize-stop":
+            if self._utterance is None:
+                raise InvalidRequest("synthesize-stop: no text was begun; send synthesize-start first")
             self._utterance.end()
 
     @property
