@@ -156,7 +156,7 @@ def test_how_a_text_is_read_is_told(server: ServerProcess) -> None:
         ({"input": "Hi.", "voice": "nobody"}, "voice_not_found", 404),
         ({"input": "你好"}, "invalid_text", 400),
         ({"input": "Hi.", "language": "zh"}, "invalid_request", 400),
-        ({"input": "x" * 20_001}, "invalid_request", 400),
+        ({"input": "x" * 20_001}, "invalid_text", 400),
         ({"input": "Hi.", "seed": 1}, "invalid_request", 400),
     ):
         refused = asked(**fields)

@@ -181,6 +181,21 @@ async def test_a_flush_of_nothing_is_confirmed_and_of_too_much_refused(monkeypat
         assert audio_of(await answered(client, END)) == pcm(2) + pcm(2)
 
 
+async def test_a_flush_where_no_utterance_is_open_is_confirmed_and_text_may_follow() -> None:
+    async with connected() as (client, _):
+        assert await answered(client, FLUSH, until="flushed") == [{"type": "flushed"}]
+        assert audio_of(await answered(client, text("Hello."), FLUSH, END)) == pcm(6)
+        assert await answered(client, FLUSH, until="flushed") == [{"type": "flushed"}]
+
+
+async def test_a_text_that_is_too_long_has_the_code_of_a_text() -> None:
+    async with connected() as (client, _):
+        for message in (start(text="a" * 20_001), text("a" * 20_001)):
+            assert errors_of(await answered(client, message, until="error")) == ["invalid_text"]
+        refused = await answered(client, start(text="a" * 20_001, speed=9), until="error")
+        assert errors_of(refused) == ["invalid_request"]
+
+
 async def test_two_utterances_on_one_connection() -> None:
     async with connected() as (client, _):
         ids = set()
@@ -234,7 +249,6 @@ async def test_a_failure_in_the_middle_is_told_and_the_rest_of_the_text_is_not_s
         ('{"type": ["text"]}', "type"),
         ('{"type": "text"}', "text"),
         ('{"type": "text", "text": 5}', "text"),
-        ('{"type": "flush"}', "flush"),
         ('{"type": "end"}', "end"),
         ('{"type": "ping", "more": 1}', "more"),
         (start(speed=9), "speed"),
