@@ -6,8 +6,9 @@ import gc
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf, sqrt
+from numbers import Number
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from vivavoce.engine.backends import backend_problems
 from vivavoce.engine.device import FRAME_SIZES, rounded
 from vivavoce.engine.request import FlowSteps
 from vivavoce.engine.scheduler import Limits
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.lm.adapters import RANK_STEP, numbers_of
 from vivavoce_kernels import usable
@@ -48,6 +49,8 @@ STREAMS = 4_096
 """Number of concurrent requests if no language model limits them by its slots."""
 LEAST_ROOM = 1 << 30
 """The fewest bytes beside the weights with which an engine can work."""
+
+_KINDS = {"int": int, "float": Number, "bool": bool, "str": str}
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,10 @@ class EngineSettings(AdmissionLimits):
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        for one in fields(self):
+            value, (kind, _, may_be_none) = getattr(self, one.name), str(one.type).partition(" | ")
+            if kind in _KINDS and not (value is None and may_be_none):
+                check_kind(one.name, value, _KINDS[kind], "see vivavoce.EngineSettings")
         super().__post_init__()
         for name, low, high in (
             ("slots", 1, 4_096),
