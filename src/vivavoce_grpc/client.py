@@ -43,21 +43,31 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         text: the whole text, or an iterable of pieces, which a thread reads. The piece None is a flush: the text so far
         is spoken without waiting for more. start: fields of `Start`, such as voice="calm", seed=1, or
         recording={"content": …, "transcript": …}. timeout_s: limit in seconds for the whole speech.
-        ValueError, TypeError: a field does not exist, or its value has another type.
+        ValueError, TypeError: a field does not exist, or its value has another type. An error of the iterable, or of one
+        of its pieces, is raised where the audio is read.
         """
+        if isinstance(text, (bytes, bytearray)) or not isinstance(text, Iterable):
+            raise TypeError(f"text: {text!r:.40} is of type {type(text).__name__}; give a text, or an iterable of pieces")
         make = message(f"{PACKAGE}.SpeakRequest")
         whole, pieces = (text, ()) if isinstance(text, str) else ("", text)
-        first = make(start={**start, "text": whole})
+        first, failures = make(start={**start, "text": whole}), list[Exception]()
 
         def requests() -> Iterator[Any]:
             yield first
-            for piece in pieces:
-                yield make(flush={}) if piece is None else make(text=piece)
+            try:
+                for piece in pieces:
+                    if piece is not None and not isinstance(piece, str):
+                        given = f"{piece!r:.40} is of type {type(piece).__name__}"
+                        raise TypeError(f"text: its piece {given}; give texts, and None for a flush")
+                    yield make(flush={}) if piece is None else make(text=piece)
+            except Exception as error:
+                failures.append(error)
+                raise
 
         method = self._channel.stream_stream(
             f"/{PACKAGE}.Speech/Speak", make.SerializeToString, message(f"{PACKAGE}.SpeakResponse").FromString
         )
-        return SpokenText(method(requests(), timeout=timeout_s, metadata=self._metadata))
+        return SpokenText(method(requests(), timeout=timeout_s, metadata=self._metadata), failures)
 
     def voices(self) -> list[Any]:
         """All voices that requests may name, as `Voice` messages."""
@@ -92,8 +102,9 @@ class SpokenText(Iterator[bytes]):
     characters and times of each word so far (`Word`). done: the last message (`Done`), None until it has come.
     """
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
+    def __init__(self, call: Any, failures: list[Exception] | None = None) -> None:
+        """failures: gets the error of reading the text, if there is one; it ends the call."""
+        self._call, self._failures = call, failures
         self._started: Any = None
         self.segments: list[Any] = []
         self.words: list[Any] = []
@@ -103,11 +114,12 @@ class SpokenText(Iterator[bytes]):
     def started(self) -> Any:
         """The request's id, the sample rate and warnings (`Started`); waits until the server has accepted it."""
         if self._started is None:
-            self._started = next(self._call).started
+            self._started = self._receive().started
         return self._started
 
     def __next__(self) -> bytes:
-        for answer in self._call:
+        while True:
+            answer = self._receive()
             kind = answer.WhichOneof("message")
             if kind == "audio":
                 return bytes(answer.audio.audio)
@@ -119,7 +131,14 @@ class SpokenText(Iterator[bytes]):
                 self._started = answer.started
             elif kind == "done":
                 self.done = answer.done
-        raise StopIteration
+
+    def _receive(self) -> Any:
+        try:
+            return next(self._call)
+        except grpc.RpcError:
+            if self._failures:
+                raise self._failures[0] from None
+            raise
 
     def cancel(self) -> None:
         """Stop the speech; audio that was not read is lost."""

@@ -76,6 +76,25 @@ def test_the_manuals_programs(server: Server, tmp_path: Path, monkeypatch: pytes
     )
 
 
+@pytest.mark.parametrize("text", [None, 5, b"Hello."])
+def test_what_is_not_a_text_is_refused_at_once(server: Server, text: Any) -> None:
+    with SpeechClient(server.address) as client, pytest.raises(TypeError, match=r"^text: .* is of type "):
+        client.speak(text)
+
+
+def test_an_error_of_the_pieces_is_raised_where_the_audio_is_read(server: Server) -> None:
+    def breaking() -> Iterator[str]:
+        yield "Hello."
+        raise LookupError("no more words")
+
+    with SpeechClient(server.address) as client:
+        with pytest.raises(TypeError, match="^text: its piece 5 is of type int; "):
+            list(client.speak(["Hello.", 5]))  # type: ignore[list-item]
+        with pytest.raises(LookupError, match="no more words"):
+            list(client.speak(breaking()))
+        assert list(client.speak("Hello."))
+
+
 def test_it_tells_what_was_spoken_when_and_how_it_ended(server: Server) -> None:
     with SpeechClient(server.address) as client:
         speech = client.speak("One. Two.", voice="calm", sampling={"top_k": 5})
