@@ -108,7 +108,7 @@ def stretches(text: str, cast: Cast, role: str) -> tuple[list[Span], list[Span],
             role = found["tag"].strip().casefold() if found["tag"] else NARRATOR
             if role not in cast:
                 raise InvalidRequest(
-                    f"cast: {found[0]} is not in the cast ({', '.join(cast)}); add --cast '{role}=VOICE'"
+                    f"cast: {found[0]} is not in the cast ({', '.join(cast)}); name a voice for {role!r} there"
                 )
         if not found["line"]:
             left_out.append(Span(found.start(), begin, reason="label" if found["label"] else "voice tag"))

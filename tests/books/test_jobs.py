@@ -96,6 +96,9 @@ def test_a_text_is_spoken_in_the_background(tmp_path: Path) -> None:
         assert soundfile.info(io.BytesIO(answer.content)).duration == pytest.approx(job["audio_seconds"], abs=0.2)
         ranged = world.client.get(f"{JOBS}/{made['id']}/audio", headers={"range": "bytes=10-99"})
         assert (ranged.status_code, ranged.content) == (206, answer.content[10:100])
+        for given, status, code in (("bytes=x", 400, "invalid_request"), ("bytes=99999999-", 416, "invalid_range")):
+            refused = world.client.get(f"{JOBS}/{made['id']}/audio", headers={"range": given})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
         assert [one["id"] for one in world.client.get(JOBS).json()["data"]] == [made["id"]]
         assert world.client.delete(f"{JOBS}/{made['id']}").json()["deleted"]
         assert world.client.get(f"{JOBS}/{made['id']}").status_code == 404
@@ -176,7 +179,7 @@ def test_a_book_shows_its_chapters_before_some_are_chosen(tmp_path: Path) -> Non
         ({"voice": "tom"}, 404, r"voice: 'tom' is not registered \(known: anna\)"),
         ({"cast": {"tom": "tom"}}, 404, "cast.tom: 'tom' is not registered"),
         ({"cast": {"a=b": "anna"}}, 400, "cast: 'a=b' is not a name"),
-        ({"input": "[voice:tom] Hello."}, 400, "cast: .* is not in the cast"),
+        ({"input": "[voice:tom] Hello."}, 400, "cast: .* is not in the cast .*; name a voice for 'tom'"),
         ({"input": "…"}, 400, "book: .* has no text to speak|chapters: nothing"),
         ({"pause_scene": 61}, 400, "pause_scene: input should be less than or equal to 60"),
         ({"response_format": "wav"}, 400, "response_format: "),
@@ -191,6 +194,14 @@ def test_errors_name_the_field_the_value_and_the_limit(
         message = world.post(status, **fields)["error"]["message"]
         assert re.search(words, message), message
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_book_is_called_by_the_client_s_name(tmp_path: Path) -> None:
+    with working(tmp_path) as world:
+        for name, content in (("my scan.pdf", b"%PDF-1.7 x"), ("empty.md", b" ")):
+            answer = world.client.post(JOBS, files={"file": (name, content, "application/octet-stream")})
+            assert answer.status_code == 400
+            assert f"book: '{name}' " in answer.json()["error"]["message"]
 
 
 def test_each_key_sees_its_own_jobs_and_has_its_own_limits(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -190,16 +192,18 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
     async def add(request: Request, principal: KnownPrincipal) -> JobEntry | Response:
         refuse_foreign_page(request.headers, request.scope["scheme"], server.cors_origins, "make jobs")
         async with dispatcher.permitted(principal):
-            fields, book, file = await _read(request)
+            fields, book, file, given = await _read(request)
             if fields.webhook is not None:
                 check_webhook(fields.webhook, jobs.settings.webhooks)
             options = fields.options(file)
             if fields.list:
-                found = await jobs.plan(book, options)
+                with _named(file, given):
+                    found = await jobs.plan(book, options)
                 entry = BookEntry(title=found["title"], author=found["author"], chapters=_chapters(found["chapters"]))
                 return JSONResponse(entry.model_dump(), headers=_UNCACHED)
             await _check_voices(state, principal, fields)
-            job = await jobs.add(principal, book, options, fields.webhook)
+            with _named(file, given):
+                job = await jobs.add(principal, book, options, fields.webhook)
         return entry_of(job)
 
     @routes.get(PATH, summary="The jobs of the key", responses=failures(401, 429))
@@ -222,6 +226,8 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
     ) -> Response:
         job = jobs.get(identity, principal)
         if form is None and job.record.status == "done":
+            if refused := _range_refused(request.headers.get("range", ""), job.audio.stat().st_size, _UNCACHED):
+                return refused
             name, kind = f"{job.record.title or identity}.{job.record.response_format}", job.record.response_format
             return FileResponse(job.audio, media_type=MEDIA[kind], filename=name, headers=_UNCACHED)
         return _so_far(request, job, tuple(await job.times()))
@@ -253,12 +259,21 @@ def _request_body() -> dict[str, Any]:
     return {"required": True, "content": content}
 
 
-async def _read(request: Request) -> tuple[JobFields, bytes, str]:
-    """Read a request: its fields, the content of the book, and the file name for the book."""
+@contextmanager
+def _named(file: str, given: str) -> Iterator[None]:
+    """Name a refused book as the client does, and not by the name of the file in which it is kept."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise type(error)(str(error).replace(repr(file), given)) from None
+
+
+async def _read(request: Request) -> tuple[JobFields, bytes, str, str]:
+    """Read a request: its fields, the content of the book, the file name for the book, and the client's name for it."""
     check_query(request, known_names(TextJobFields))
     if media_type(request) != MULTIPART:
         fields: JobFields = await read_json(request, TextJobFields)
-        return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt"
+        return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt", "input"
     form = await read_form(request, MAX_FORM_FIELDS)
     values: dict[str, Any] = {}
     for name, text in form.texts:
@@ -269,10 +284,11 @@ async def _read(request: Request) -> tuple[JobFields, bytes, str]:
             raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the book as file")
         if fields.input:
             raise InvalidRequest("input: a file was sent as well; send only one of them")
-        return fields, content, _kept_name(form.names[name])
+        given = form.names[name]
+        return fields, content, _kept_name(given), repr(given[:80]) if given else "file"
     if not fields.input:
         raise InvalidRequest("file: is missing; send a book as file, or a text as input")
-    return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt"
+    return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt", "input"
 
 
 def _kept_name(given: str) -> str:
@@ -360,17 +376,27 @@ def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
     header = wav_header(record.sample_rate, None, AudioTag(record.model, made))
     size = len(header) + 2 * heard[-1].after
     headers = {**_UNCACHED, "accept-ranges": "bytes", "etag": f'"{record.id}"', "x-job-status": record.status}
-    begin, end = _range(request.headers.get("range", ""), size)
-    if begin >= end:
-        message = f"range: begins behind the {size} bytes that are done; ask again later"
-        body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_range"}}
-        return JSONResponse(body, 416, {**headers, "content-range": f"bytes */{size}"})
+    if refused := _range_refused(given := request.headers.get("range", ""), size, headers):
+        return refused
+    begin, end = _range(given, size)
     headers["content-length"] = str(end - begin)
     partial = "range" in request.headers and (begin, end) != (0, size)
     if partial:
         headers["content-range"] = f"bytes {begin}-{end - 1}/{size}"
     content = _nothing() if request.state.is_head else _bytes(job, heard, header, begin, end)
     return StreamingResponse(content, 206 if partial else 200, headers, "audio/wav")
+
+
+def _range_refused(given: str, size: int, headers: dict[str, str]) -> Response | None:
+    """The answer to a range behind the audio's end. InvalidRequest: it is no range; several ranges are one."""
+    if given and not re.fullmatch(r"bytes=(\s*(\d{1,15}-\d{0,15}|-\d{1,15})\s*(,|\Z))+", given):
+        raise InvalidRequest(f"range: {given[:40]!r} is not a range; send one such as bytes=0-99, or leave it out")
+    begin, end = _range(given, size)
+    if begin < end:
+        return None
+    message = f"range: begins behind the {size} bytes that are done; ask again later"
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_range"}}
+    return JSONResponse(body, 416, {**headers, "content-range": f"bytes */{size}"})
 
 
 def _range(given: str, size: int) -> tuple[int, int]:
