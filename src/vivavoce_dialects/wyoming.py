@@ -282,6 +282,8 @@ def _voice_of(data: dict[str, Any]) -> str | None:
     name = next((one for one in names if one not in (None, "")), None)
     if name is not None and not isinstance(name, str):
         raise InvalidRequest(f"voice: {name!r:.40} is not a name; send one of those in info")
+    if name is None and isinstance(voice, dict) and (unknown := voice.keys() - {"name", "language", "speaker"}):
+        raise InvalidRequest(f"voice: {min(unknown)!r:.40} names no voice; send name, or speaker")
     return name
 
 

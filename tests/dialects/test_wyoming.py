@@ -190,6 +190,17 @@ async def test_words_come_with_their_audio_if_they_are_asked_for() -> None:
         assert "word_times: 'yes' is neither" in Error.from_event((await until(client, Error))[-1]).text
 
 
+async def test_a_voice_in_another_form_is_not_the_default_voice_without_a_word() -> None:
+    async with home() as served:
+        async with served.client() as client:
+            await client.write_event(Event("synthesize", {"text": TEXT, "voice": {"id": "anna"}}))
+            error = await failure(client)
+        assert (error.code, "voice: 'id' names no voice" in error.text) == ("invalid_request", True)
+        async with served.client() as client:  # a language alone is Home Assistant's default voice
+            await client.write_event(Event("synthesize", {"text": TEXT, "voice": {"language": "en"}}))
+            assert audio_of(await until(client, AudioStop)) == spoken(TEXT)
+
+
 @pytest.mark.parametrize("voice", ["anna", {"name": "anna"}, {"speaker": "anna"}])
 async def test_a_voice_is_named_in_any_way(voice: object) -> None:
     async with home() as served, served.client() as client:

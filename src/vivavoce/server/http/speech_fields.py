@@ -143,14 +143,14 @@ class CommonFields(_SpeechOptions):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, fields: Any) -> Any:
-        """Leave out fields that are null and an empty voice name. InvalidRequest: a field came with two names."""
+        """Leave out fields that are null and a blank voice name. InvalidRequest: a field came with two names."""
         if not isinstance(fields, dict):
             return fields
         known = known_names(cls)
         given = {
             name: value
             for name, value in fields.items()
-            if not ((value is None and name in known) or (value == "" and name in _VOICE_NAMES))
+            if not ((value is None and name in known) or (name in _VOICE_NAMES and not str(value).strip()))
         }
         check_twins(cls, given)
         return given
