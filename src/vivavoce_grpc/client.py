@@ -43,11 +43,13 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         text: the whole text, or an iterable of pieces, which a thread reads. The piece None is a flush: the text so far
         is spoken without waiting for more. start: fields of `Start`, such as voice="calm", seed=1, or
         recording={"content": …, "transcript": …}. timeout_s: limit in seconds for the whole speech.
-        ValueError, TypeError: a field does not exist, or its value has another type. An error of the iterable, or of one
-        of its pieces, is raised where the audio is read.
+        ValueError, TypeError: a field does not exist, or its value has another type. An error of the iterable is raised
+        where the audio is read.
         """
         if isinstance(text, (bytes, bytearray)) or not isinstance(text, Iterable):
-            raise TypeError(f"text: {text!r:.40} is of type {type(text).__name__}; give a text, or an iterable of pieces")
+            raise TypeError(
+                f"text: {text!r:.40} is of type {type(text).__name__}; give a text, or an iterable of pieces"
+            )
         make = message(f"{PACKAGE}.SpeakRequest")
         whole, pieces = (text, ()) if isinstance(text, str) else ("", text)
         first, failures = make(start={**start, "text": whole}), list[Exception]()

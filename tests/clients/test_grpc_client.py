@@ -88,7 +88,7 @@ def test_an_error_of_the_pieces_is_raised_where_the_audio_is_read(server: Server
         raise LookupError("no more words")
 
     with SpeechClient(server.address) as client:
-        with pytest.raises(TypeError, match="^text: its piece 5 is of type int; "):
+        with pytest.raises(TypeError, match=r"^text: its piece 5 is of type int; "):
             list(client.speak(["Hello.", 5]))  # type: ignore[list-item]
         with pytest.raises(LookupError, match="no more words"):
             list(client.speak(breaking()))

@@ -10,7 +10,7 @@ import pytest
 from vivavoce.engine.request import AudioChunk, Word
 from vivavoce.frontend.speech import Mark, heard_until
 from vivavoce.frontend.text.word_spans import WordSpan
-from vivavoce.frontend.word_times import LEAST_S, WordTimer
+from vivavoce.frontend.word_times import LEAST_WORD_S, WordTimer
 
 RATE = 24_000
 TEXT = "one two three"
@@ -84,8 +84,8 @@ def test_words_of_one_token_share_its_time_by_their_lengths():
 
 def test_a_word_whose_sound_comes_late_has_a_time_too():
     (words,) = timed(sound((0.4, 0.0), (1.6, 0.5)), [(0, 0.0), (2, 0.3), (4, 0.6)])
-    assert [one.start_s for one in words] == pytest.approx([0.4, 0.4 + LEAST_S, 0.6])
-    assert [one.end_s for one in words] == pytest.approx([0.4 + LEAST_S, 0.6, 2.0])
+    assert [one.start_s for one in words] == pytest.approx([0.4, 0.4 + LEAST_WORD_S, 0.6])
+    assert [one.end_s for one in words] == pytest.approx([0.4 + LEAST_WORD_S, 0.6, 2.0])
 
 
 def test_without_attention_times_are_shared_out_and_say_so():

@@ -7,8 +7,9 @@ import shlex
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,11 +226,9 @@ def read_text(argument: str | None, file: str | None) -> str:
 def _read_file(path: str) -> str:
     label = "stdin" if path == STDIN else path
     try:
-        if path == STDIN:
-            content = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1) if sys.stdin is not None else b""
-        else:
-            with Path(path).open("rb") as opened:
-                content = opened.read(MAX_TEXT_BYTES + 1)
+        source = nullcontext(sys.stdin.buffer if sys.stdin is not None else BytesIO()) if path == STDIN else None
+        with source or Path(path).open("rb") as opened:
+            content = opened.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise InvalidRequest(f"file: {label!r} cannot be read ({error.strerror}); check the path") from None
     if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16 has zero bytes, too
@@ -290,8 +289,7 @@ class PartwiseSpeech:
 def _write_as_made(
     speech: PartwiseSpeech, text: str, load_s: float, output: Output, reporter: Reporter, source: SpeechSource
 ) -> None:
-    rate, subtitles, length = speech.tts.sample_rate, source.subtitles, len(text)
-    clock = StreamClock(rate)
+    clock, subtitles, length = StreamClock(speech.tts.sample_rate), source.subtitles, len(text)
     with closing(speech.pieces()) as pieces, progress(reporter, share=True, transient=True) as show:
         show("speaking", 0, length, "")
         try:
@@ -299,7 +297,7 @@ def _write_as_made(
             # Invalid input fails here, before an existing file is overwritten.
             with _telling_if_interrupted(output):
                 first = next(timed)
-            with output.stream(rate, speech.tts.card.name) as write:
+            with output.stream(speech.tts.sample_rate, speech.tts.card.name) as write:
                 for samples in chain([first], timed):
                     write(samples)
                     show("speaking", speech.marks[-1].end_character if speech.marks else 0, length, "")
@@ -326,9 +324,7 @@ def _telling_if_interrupted(output: Output) -> Iterator[None]:
 class StreamClock:
     def __init__(self, sample_rate: int) -> None:
         self._rate, self._resumed = sample_rate, time.perf_counter()
-        self.first_s = 0.0
-        self.work_s = 0.0
-        self.audio_s = 0.0
+        self.first_s = self.work_s = self.audio_s = 0.0
 
     def timed(self, pieces: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         for samples in pieces:

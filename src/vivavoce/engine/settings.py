@@ -113,8 +113,7 @@ class EngineSettings(AdmissionLimits):
             raise InvalidRequest("deterministic: needs kernels of our own; leave kernels out, or deterministic")
         if self.flow_steps not in (known := [one.value for one in FlowSteps]):
             raise InvalidRequest(f"flow_steps: {self.flow_steps!r} is not one of {', '.join(known)}; choose one")
-        if len(self.adapters) > (self.max_adapters or MAX_ADAPTERS):
-            most = self.max_adapters or MAX_ADAPTERS
+        if len(self.adapters) > (most := self.max_adapters or MAX_ADAPTERS):
             raise InvalidRequest(f"adapters: {len(self.adapters)} are named, the limit is {most}; name fewer")
         problem = next(backend_problems(self), None)
         if problem is None and self.adapter_places and self.lm_backend != "torch":

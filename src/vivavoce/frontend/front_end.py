@@ -250,10 +250,9 @@ class FrontEnd:
                     conditioning, ids, sampling=options.sampling, seed=options.seed, speed=options.speed,
                     watched=options.follows, flow_steps=options.steps, adapter=options.adapter_of(""),
                 )  # fmt: skip
-                spans: tuple[WordSpan, ...] = ()
-                if options.follows:
-                    found = self.text.words(text.text[past:read], self.text.piece(words), begin + past)
-                    spans = tuple(one._replace(first=one.first + given, last=one.last + given) for one in found)
+                said = self.text.piece(words)
+                found = self.text.words(text.text[past:read], said, begin + past) if options.follows else ()
+                spans = tuple(one._replace(first=one.first + given, last=one.last + given) for one in found)
                 yield PlannedSegment(request, begin, begin + read, spans)
                 past, given = read, given + len(ids)
 

@@ -23,8 +23,7 @@ _EARLY_FRAMES, _LATE_FRAMES, _FIRST_FRAMES = 10, 15, 100
 
 `_FIRST_FRAMES` replaces `_LATE_FRAMES` for the first word of a segment.
 """
-LEAST_S = 0.03
-"""Shortest time of a word."""
+LEAST_WORD_S = 0.03
 
 
 @dataclass(eq=False)
@@ -55,12 +54,14 @@ class SegmentTimer:
             heard = self._times(group[0].first, group[-1].last, ended)
             if heard is None:
                 break
-            start_s, self._after_s = heard[0], min(max(heard[1], heard[0] + LEAST_S * len(group)), self._seconds)
+            start_s, self._after_s = heard[0], min(max(heard[1], heard[0] + LEAST_WORD_S * len(group)), self._seconds)
             letter_s = (self._after_s - start_s) / sum(span.end - span.start for span in group)
-            for span in group:
-                end_s = start_s + letter_s * (span.end - span.start)
-                times = (round(self.begin_s + at, 3) for at in (start_s, end_s))
-                found.append(Word(readable(text[span.start : span.end]), *span[:2], *times, not self._reached))
+            for one in group:
+                end_s = start_s + letter_s * (one.end - one.start)
+                start, end = round(self.begin_s + start_s, 3), round(self.begin_s + end_s, 3)
+                found.append(
+                    Word(readable(text[one.start : one.end]), one.start, one.end, start, end, not self._reached)
+                )
                 start_s = end_s
             self._given += len(group)
         return tuple(found)
@@ -77,19 +78,15 @@ class SegmentTimer:
         if not self._reached:
             return self._shared_out(first, last) if ended else None
         start_s, end_s = self._when(first), self._when(last)
-        if end_s in (None, start_s):
+        if end_s is None or end_s == start_s:
             if not ended:
                 return None
             end_s = self._seconds
-        assert end_s is not None
         start_s = self._after_s if start_s is None else start_s
         return self._heard(start_s, end_s, first=self._given == 0)
 
     def _together(self, ended: bool) -> list[WordSpan]:
-        """The next word, with those after it that share its text tokens or that attention does not tell apart from it.
-
-        ended: words to which the speech has not come by now are not told apart.
-        """
+        """The next word, and those after it that have the same tokens, or that attention does not tell apart."""
         group = [self.words[self._given]]
         for span in self.words[self._given + 1 :]:
             first, last = group[0].first, group[-1].last

@@ -89,8 +89,7 @@ class StreamedUtterance:
         self._active: ActiveRequest | None = None
         self._verdicts: list[Verdict] = []
         self._clock = SegmentClock(sample_rate, "segment", "segment_done", "words")
-        self._is_stopped = False
-        self.has_ended = False
+        self._is_stopped = self.has_ended = False
         self._passage = self._next = Passage(0, TextFilter(reasoning))
         """`_next`: the text since the last flush; it is the next passage as soon as there is something to speak."""
         self._begin_passage()  # now, so that a wrong voice is refused before the text comes
@@ -116,7 +115,10 @@ class StreamedUtterance:
             since, advice = "without a flush", "send flush after a sentence, and the piece again"
         else:
             since, advice = "since the last flush", "leave white space and reasoning out"
-        _check_length(self._next.length + len(text), since, advice)
+        if (length := self._next.length + len(text)) > MAX_TEXT_CHARS:
+            raise InvalidText(
+                f"text: {length} characters {since} are more than the limit of {MAX_TEXT_CHARS}; {advice}"
+            )
         self._next.push(text)
         if not (self._passage.is_open or self._next.is_blank):
             self._begin_passage()
@@ -156,14 +158,11 @@ class StreamedUtterance:
 
     def cancelled(self, played_s: float | None = None) -> Reply:
         """played_s: seconds of audio that the client has played; None: unknown."""
-        reached, at = None, self._clock.reached
-        if at is not None:
-            characters = {"from_character": at["start_character"], "to_character": at["end_character"]}
-            reached = {"segment": at["segment"], **characters}
-        sent: Reply = {"audio_seconds": self._clock.seconds, "reached": reached}
-        if (until := self._clock.spoken_until(played_s)) is not None:
-            sent["spoken_until"] = until
-        return {"type": "cancelled", "request_id": self.request_id, **sent}
+        at, until = self._clock.reached, self._clock.spoken_until(played_s)
+        names = {"segment": "segment", "from_character": "start_character", "to_character": "end_character"}
+        reached = None if at is None else {name: at[own] for name, own in names.items()}
+        sent: Reply = {"type": "cancelled", "request_id": self.request_id, "audio_seconds": self._clock.seconds}
+        return {**sent, "reached": reached, **({} if until is None else {"spoken_until": until})}
 
     def verdict(self, error: VivavoceError | None = None) -> Verdict:
         reasons = {verdict.reason for verdict in self._verdicts}
@@ -273,8 +272,3 @@ class StreamedUtterance:
         """Raise the cancellation again if it got lost while the task waited for the transport."""
         if self._is_stopped:
             raise asyncio.CancelledError
-
-
-def _check_length(length: int, since: str, advice: str) -> None:
-    if length > MAX_TEXT_CHARS:
-        raise InvalidText(f"text: {length} characters {since} are more than the limit of {MAX_TEXT_CHARS}; {advice}")

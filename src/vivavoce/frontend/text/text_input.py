@@ -111,10 +111,7 @@ class TextFilter:
             at, self._open = found.end(), ""
             if found["opened"] and not self._is_read:
                 self._open = found["opened"].lower()
-            instead = readable(found[0]) if found["pair"] else ""
-            if found["opened"]:
-                instead = " "
-            kept += instead
+            kept += " " if found["opened"] else readable(found[0]) if found["pair"] else ""
             self._moved.append((self._kept + len(kept), self.taken + at - self._kept - len(kept)))
         kept += "" if self._open else text[at:]
         self.taken, self._kept = self.taken + len(text), self._kept + len(kept)

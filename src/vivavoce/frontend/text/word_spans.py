@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -62,29 +62,21 @@ def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[
     own, said = tokens_of(text), tokens_of(spoken)
     pairs = matches([key for _, key in own], [key for _, key in said])
     anchors: list[tuple[int, int] | None] = [None] * len(written)
-    word = 0
     for place, beside in pairs:
-        (at, _), _ = own[place]
-        while written[word][1] <= at:
-            word += 1
+        word = bisect_right(written, own[place][0][0], key=lambda one: one[1])
         (low, high), before = said[beside][0], anchors[word]
         if _SPOKEN.search(spoken, low, high):
             anchors[word] = (before[0] if before else low), high
-    shares, past, plain = list[tuple[int, int]](), 0, without_markup(text)
-    waiting: list[int] = []
+    shares, past, plain, waiting = list[tuple[int, int]](), 0, without_markup(text), list[int]()
     for number, anchor in enumerate([*anchors, (len(spoken), len(spoken))]):
         if anchor is None:
             waiting.append(number)
             continue
-        if waiting:
-            words = [plain[slice(*written[one])] for one in waiting]
-            if shares and not any(map(_READ.search, words)):
-                shares[-1] = shares[-1][0], anchor[0]
-                past = anchor[0]
-            shares += _divided(spoken, past, anchor[0], words)
-        elif shares:  # "dollars", spoken after "million" for "$2 million", belongs to "million"
-            shares[-1] = shares[-1][0], max(shares[-1][1], anchor[0])
-        waiting = []
+        words, waiting = [plain[slice(*written[one])] for one in waiting], []
+        if shares and not any(map(_READ.search, words)):  # "dollars", after "million" for "$2 million", belongs to it
+            past = max(shares[-1][1], anchor[0])
+            shares[-1] = shares[-1][0], past
+        shares += _divided(spoken, past, anchor[0], words)
         if number < len(written):
             shares.append(anchor)
             past = anchor[1]

@@ -117,10 +117,7 @@ def error_response(status: int, message: str, code: str, headers: Mapping[str, s
 
 
 def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
-    """One error for the mistakes that a schema found: the first mistake in each field, ten at most.
-
-    It is InvalidText if the only mistake is that the text is too long.
-    """
+    """One error for the mistakes that a schema found, such as a long text: the first in each field, ten at most."""
     mistakes: list[str] = []
     named, is_text = set[str](), True
     # A field may have several types; the most deeply nested mistake belongs to the type that was meant.
@@ -135,8 +132,7 @@ def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
             mistakes.append(f"{path}: {message[:1].lower()}{message[1:]}{given}")
         named |= {path, path.partition(".")[0]}
     more = f"; {len(mistakes) - _MISTAKES} more" if len(mistakes) > _MISTAKES else ""
-    kind = InvalidText if is_text else InvalidRequest
-    return kind(f"{'; '.join(mistakes[:_MISTAKES])}{more}; see /openapi.json")
+    return (InvalidText if is_text else InvalidRequest)(f"{'; '.join(mistakes[:_MISTAKES])}{more}; see /openapi.json")
 
 
 def shown(value: object) -> str:

@@ -243,12 +243,11 @@ class Session:
         if context not in self._open and isinstance(message, Text) and self._stray == "begins":
             await self._start(Start(), context)
         utterance = self._open.get(context)
-        if utterance is None and message.type == "flush":  # nothing waits to be spoken
-            await self._send({"type": "flushed"}, context)
-            return
-        if utterance is None:
+        if utterance is None and message.type != "flush":
             raise InvalidRequest(f"{message.type}: no utterance is open; send start first")
-        if isinstance(message, Text):
+        if utterance is None:  # nothing waits to be spoken
+            await self._send({"type": "flushed"}, context)
+        elif isinstance(message, Text):
             utterance.push(message.text)
         elif message.type == "flush":
             await utterance.flush()
