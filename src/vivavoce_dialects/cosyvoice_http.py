@@ -93,7 +93,7 @@ def _endpoint(route: _Route) -> Callable[[Request, KnownPrincipal, Deadline], Aw
             OutputFormat(AudioFormat.PCM),
             protocol=PROTOCOL,
             deadline=deadline,
-            field_names=_NAMES,
+            field_names={**_NAMES, "voice": "spk_id" if "spk_id" in route.texts else STORED},
         )
 
     endpoint.__name__ = route.path[1:]

@@ -137,7 +137,14 @@ def test_a_stored_voice_in_place_of_a_recording(shared: Served, route: str) -> N
     [
         ("inference_sft", {"spk_id": "anna"}, None, 400, "tts_text: is missing; /inference_sft needs it as a form"),
         ("inference_sft", {"tts_text": TEXT}, None, 400, "spk_id: is missing"),
-        ("inference_sft", {"tts_text": TEXT, "spk_id": "中文女"}, None, 404, "voice: '中文女' is not registered"),
+        ("inference_sft", {"tts_text": TEXT, "spk_id": "中文女"}, None, 404, "spk_id: '中文女' is not registered"),
+        (
+            "inference_instruct2",
+            {"tts_text": TEXT, "instruct_text": "Softly.", "zero_shot_spk_id": "nobody"},
+            None,
+            404,
+            "zero_shot_spk_id: 'nobody' is not registered",
+        ),
         ("inference_sft", {"tts_text": TEXT, "spk_id": "anna", "speed": "fast"}, None, 400, "speed: 'fast' is no"),
         ("inference_zero_shot", {"tts_text": TEXT}, WAV, 400, "prompt_text: is missing"),
         ("inference_zero_shot", {"tts_text": TEXT, "prompt_text": "Hi."}, None, 400, "prompt_wav: is missing; /inf"),

@@ -407,6 +407,13 @@ def test_errors_name_the_forms_fields(
     assert told["message"] == f"{field}:{str(error).partition(':')[2]}"
 
 
+def test_a_transcript_is_called_by_its_name_in_requests(monkeypatch: pytest.MonkeyPatch, server: Served) -> None:
+    error = InvalidText("transcript: holds no words; leave it out")
+    monkeypatch.setattr(speaker_of(server), "refuses_with", error)
+    told = speech(server, prompt_audio="AAAA", prompt_text="…").json()["error"]
+    assert (told["param"], told["message"]) == ("prompt_text", "prompt_text: holds no words; leave it out")
+
+
 def test_a_list_is_read_by_open_webui_too(server: Served) -> None:
     assert add(server, description="mine").status_code == 201
     listed = httpx.get(f"{server.url}/v1/audio/voices").json()

@@ -150,7 +150,7 @@ def _is_hidden(detail: dict[str, Any]) -> bool:
     return is_unknown or detail["type"] == "missing"
 
 
-def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+def renamed(error: VivavoceError, names: Mapping[str, str]) -> VivavoceError:
     """The error, with its field named as in the route. names: field name in messages → field name of the route."""
     field, _, rest = str(error).partition(":")
     return type(error)(f"{names[field]}:{rest}") if field in names else error

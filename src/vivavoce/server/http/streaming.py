@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vivavoce.engine.request import AudioChunk
-from vivavoce.errors import InvalidRequest, ListenerStalled, RequestCancelled, StageFailed, VivavoceError
+from vivavoce.errors import InvalidRequest, ListenerStalled, RequestCancelled, StageFailed, VivavoceError, VoiceNotFound
 from vivavoce.frontend.audio.encode import OutputFormat, encode
 from vivavoce.frontend.audio.encoders import Encoder
 from vivavoce.frontend.speech import SegmentText, SpeechRequest, Verdict
@@ -151,7 +151,7 @@ class SpeechAnswer(Response):
         self._request, self._state = request, state_of(request)
         self._principal, self._wanted, self._output = principal, wanted, output
         self._protocol, self._deadline = protocol, deadline
-        self._body, self._field_names = body, field_names or {}
+        self._body, self._field_names = body, field_names or {"transcript": "prompt_text"}
         self._active: ActiveRequest | None = None
         self._has_started = self._is_over = False
 
@@ -192,7 +192,7 @@ class SpeechAnswer(Response):
             active = self._active = await dispatcher.speak(
                 self._principal, self._wanted, protocol=self._protocol, request_id=identity, deadline=self._deadline
             )
-        except InvalidRequest as error:
+        except (InvalidRequest, VoiceNotFound) as error:
             raise renamed(error, self._field_names) from None
         async with active:
             if self._is_over:
