@@ -14,7 +14,8 @@ from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES, Flow, FlowSchedule, Path, fixed_noise
 from vivavoce.models.flow.unet import HISTORY_KERNEL, UPSAMPLING_KERNEL, TokenEncoder
-from vivavoce.models.layers import keys_before, visible_keys
+from vivavoce.models.layers import keys_before
+from vivavoce_training.whole_rows import encode, visible_keys
 from vivavoce_v1.flow import FlowV1, WholeInput
 
 _LOOKAHEAD_SLOPE = 0.01
@@ -47,7 +48,7 @@ def whole_mels(flow: Flow, items: Sequence[FlowInput], chunked: bool) -> list[Te
     size = max(map(frames_of, items))
     if size > MAX_FRAMES:
         raise ValueError(f"{size} mel frames in one sequence, the flow has noise for {MAX_FRAMES}")
-    mu, frames = flow.encode(tokens, lengths, final, chunked)
+    mu, frames = encode(flow, tokens, lengths, final, chunked)
     mu = mu[:, :size]
     condition = torch.zeros(len(items), size, config.num_mel_bins, device=device)
     for row, item in enumerate(items):

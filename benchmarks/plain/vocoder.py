@@ -23,7 +23,9 @@ CONTEXT_FRAMES = 16
 def whole(vocoder: HiFT | CausalHiFT, mel: Tensor, seed: int | None) -> NDArray[np.float32]:
     """Vocode a whole mel [frames, bins]; seed: of the source's noise, None: no noise  →  [frames · hop] float32."""
     noise = source_noise(vocoder, seed, 0, len(mel), mel.device)
-    samples: NDArray[np.float32] = vocoder(mel.T[None], noise)[0].cpu().numpy()
+    whole_mel = mel.T[None]
+    wave = vocoder.decode(whole_mel, vocoder.source(vocoder.f0(whole_mel, None), noise))
+    samples: NDArray[np.float32] = wave[0].cpu().numpy()
     return samples
 
 

@@ -25,6 +25,7 @@ from vivavoce.models.layers import valid_positions
 from vivavoce_training.data.store import MELS_PER_TOKEN, Corpus
 from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, train
 from vivavoce_training.utterances import mels_of, positions, steps_in
+from vivavoce_training.whole_rows import encode, velocity
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +188,7 @@ def flow_losses(
     def happens(share: float) -> Tensor:
         return torch.rand(batch, device=device) < share
 
-    mu, frames = flow.encode(tokens, torch.full((batch,), size, device=device), ~happens(recipe.unfinished), chunked)
+    mu, frames = encode(flow, tokens, torch.full((batch,), size, device=device), ~happens(recipe.unfinished), chunked)
     length = mel.shape[1]
     inside = valid_positions(frames, length)
     prompt = (torch.rand(batch, device=device) * recipe.most_prompt * length).long()
@@ -199,12 +200,11 @@ def flow_losses(
     noise = torch.randn_like(mel)
     along = t[:, None, None]
     point = (1 - (1 - SIGMA_MIN) * along) * noise + along * mel
-    velocity = flow.estimator(
-        point, mu * kept, flow.speaker(embedding) * kept[:, 0], mel * in_prompt[..., None] * kept, t, frames, chunked
-    )
+    speaker, condition = flow.speaker(embedding) * kept[:, 0], mel * in_prompt[..., None] * kept
+    found = velocity(flow.estimator, point, mu * kept, speaker, condition, t, frames, chunked)
     counted = (inside & ~in_prompt)[..., None].float()
     wanted = mel - (1 - SIGMA_MIN) * noise
-    cfm = ((velocity.float() - wanted).square() * counted).sum() / (counted.sum() * mel.shape[-1])
+    cfm = ((found.float() - wanted).square() * counted).sum() / (counted.sum() * mel.shape[-1])
     spoken = inside[..., None].float()
     distance = ((mu.float() - mel).abs() * spoken).sum() / (spoken.sum() * mel.shape[-1])
     return {"cfm": cfm, "mu": distance}

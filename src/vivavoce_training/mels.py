@@ -15,6 +15,7 @@ from vivavoce.models.flow.model import Path as FlowPath
 from vivavoce_training.data.store import MELS_PER_TOKEN, Corpus, write_array
 from vivavoce_training.flow import SpeakerMajor, speaker_grid
 from vivavoce_training.record import log
+from vivavoce_training.whole_rows import encode
 
 WINDOW_TOKENS, PROMPT_TOKENS = 300, 100
 """Tokens that the flow gets at once; tokens at their start that are a prompt, with the recording's mel."""
@@ -62,7 +63,7 @@ def flow_mels(flow: Flow, speech: SpeakerMajor, starts: NDArray[np.int64]) -> Te
         condition[:, prompt:] = 0
         embedding = speech.embeddings[speech.utterance_first[batch.to(device)].long()].float()
         count, everything = len(batch), torch.ones(len(batch), dtype=torch.bool, device=device)
-        mu, _ = flow.encode(tokens, torch.full((count,), WINDOW_TOKENS, device=device), everything, False)
+        mu, _ = encode(flow, tokens, torch.full((count,), WINDOW_TOKENS, device=device), everything, False)
         given = (noise.expand(count, -1, -1), mu, flow.speaker(embedding), condition, None)
         path = FlowPath(flow.estimator, schedule, config.guidance, *given)
         for number in range(config.num_steps):

@@ -18,9 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 from vivavoce.checkpoint.config import WholeFlowConfig
 from vivavoce.models.flow.model import FlowSchedule, Path
 from vivavoce.models.flow.unet import PointwiseConv
-from vivavoce.models.layers import Conformer, PairRunner, valid_positions, visible_keys
+from vivavoce.models.layers import PairRunner, valid_positions
 from vivavoce.models.layout import mish
 from vivavoce.rates import Rates
+from vivavoce_v1.conformer import Conformer
 from vivavoce_v1.unet import Conv, TimeNorm, UNetV1, within
 
 REGULATOR_CONVS = 4
@@ -75,7 +76,7 @@ class FlowV1(nn.Module):
         tokens = pad_sequence([torch.cat((one.prompt, one.tokens)) for one in items], batch_first=True)
         lengths = [len(one.prompt) + len(one.tokens) for one in items]
         ragged = len(set(lengths)) > 1
-        mask = visible_keys(torch.tensor(lengths, device=tokens.device), tokens.shape[1], None) if ragged else None
+        mask = _own_keys(torch.tensor(lengths, device=tokens.device), tokens.shape[1]) if ragged else None
         x = self.mu_projection(self.encoder(self.token_embedding(tokens.clamp(min=0)), mask))
         stretched = [self._stretched(row[:length], item) for row, length, item in zip(x, lengths, items, strict=True)]
         frames = torch.tensor([len(one) for one in stretched], device=x.device)
@@ -121,10 +122,15 @@ class FlowV1(nn.Module):
             pairs = torch.stack((starts[row], mu[row].float()), dim=1)
             kept.append(torch.cat((pairs[:prompt], pairs[max(prompt, end - shared) : end])))
         lengths = torch.tensor(frames, device=mu.device)
-        mask = visible_keys(lengths, size, None) if len(set(frames)) > 1 else None
+        mask = _own_keys(lengths, size) if len(set(frames)) > 1 else None
         speaker = torch.stack([one.speaker for one in items])
         guidance = self.config.guidance
         return Path(self.estimator, schedule, guidance, starts, mu, speaker, condition, mask, both=both), kept
 
     def lay_out(self) -> None:
         """Do nothing: inference reads the weights in the order of the checkpoint."""
+
+
+def _own_keys(lengths: Tensor, size: int) -> Tensor:
+    """True for keys within each row's length; lengths: [batch] int → [batch, 1, 1, size] bool."""
+    return valid_positions(lengths, size)[:, None, None]

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad, relu, scaled_dot_product_attention
 
 from vivavoce.checkpoint.config import ConformerLMConfig
-from vivavoce.models.layers import Conformer, ConformerBlock, relative_positions
+from vivavoce.models.layers import ConformerBlock, relative_positions
 from vivavoce.models.layout import Product
 from vivavoce.models.lm.slot_lm import SAFE_ROWS, SPEAKER, TEXT, Attend, PackedRows, SlotCache, fewest_rows, joined
+from vivavoce_v1.conformer import Conformer
 
 
 class ConformerLM(nn.Module):

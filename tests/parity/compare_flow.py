@@ -15,6 +15,7 @@ from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import FlowSchedule, fixed_noise, time_steps
 from vivavoce.models.flow.unet import VelocityContext
+from vivavoce_training.whole_rows import encode, velocity
 from vivavoce_v1.flow import FlowV1, WholeInput
 
 MEL, ENCODER = 2e-4, 1e-4
@@ -68,7 +69,7 @@ def _case(name: str, case: str, golden: Golden, models: Models) -> Iterator[Chec
         yield close(f"{label} mel", whole_mels(flow, [item], chunked)[0].T, arrays[array], MEL)
         ours = stage_mel(models, voice, target, final, chunked)
         yield close(f"{label} stage's mel", ours.T, arrays[array], MEL)
-        mu, frames = flow.encode(tokens[None], torch.tensor([len(tokens)]), torch.tensor([final]), chunked)
+        mu, frames = encode(flow, tokens[None], torch.tensor([len(tokens)]), torch.tensor([final]), chunked)
         mu = mu[0, : int(frames)]
         if f"{prefix}/mu" in arrays:
             yield close(f"{label} mu", mu.T, arrays[f"{prefix}/mu"], ENCODER)
@@ -107,12 +108,12 @@ def _first_step(name: str, models: Models, mu, prompt, embedding, golden) -> Che
     (t, dt), guidance = time_steps(models.config.flow.num_steps)[0], models.config.flow.guidance
     noise = fixed_noise(mu.shape[1])[:frames]
 
-    def velocity(*conditions):
-        return flow.estimator(noise[None], *conditions, torch.tensor([t]), torch.tensor([frames]), False)[0]
+    def guess(*conditions):
+        return velocity(flow.estimator, noise[None], *conditions, torch.tensor([t]), torch.tensor([frames]), False)[0]
 
     nothing = torch.zeros_like(mu)[None]
-    guided = (1 + guidance) * velocity(mu[None], speaker, condition[None])
-    guided = guided - guidance * velocity(nothing, torch.zeros_like(speaker), nothing)
+    guided = (1 + guidance) * guess(mu[None], speaker, condition[None])
+    guided = guided - guidance * guess(nothing, torch.zeros_like(speaker), nothing)
     return close(name, (noise + dt * guided)[-4:].T, golden, ENCODER)
 
 
@@ -129,7 +130,6 @@ def _estimator(golden: Golden, models: Models) -> Iterator[Check]:
         return
     for array in arrays.under("estimator/out_streaming"):
         chunked = array.endswith("1")
-        out = models.flow.estimator(
-            x, mu, arrays.tensor("estimator/spks"), cond, arrays.tensor("estimator/t"), lengths, chunked
-        )
+        speaker, t = arrays.tensor("estimator/spks"), arrays.tensor("estimator/t")
+        out = velocity(models.flow.estimator, x, mu, speaker, cond, t, lengths, chunked)
         yield close(f"{golden.label} {array}", out.transpose(1, 2), arrays[array], ENCODER)

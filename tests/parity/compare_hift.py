@@ -73,7 +73,7 @@ def _causal(name: str, case: str, arrays: Arrays, vocoder: CausalHiFT) -> Iterat
     yield close(f"{name} source", vocoder.source(f0, noise)[0, 0, : len(source)], source, 2e-2)
     samples = mel.shape[2] * vocoder.config.samples_per_frame
     given = samples - (0 if final else vocoder.reach.after * vocoder.config.samples_per_frame)
-    wave = vocoder(mel, noise)[0, :given]
+    wave = vocoder.decode(mel, vocoder.source(f0, noise))[0, :given]
     yield close(f"{name} wave", wave, theirs, 3e-2)
     yield close_rms(f"{name} wave rms", wave, theirs, 2e-3)
     of_theirs = vocoder.decode(mel, pad(source, (0, samples - len(source)))[None, None])[0, :given]

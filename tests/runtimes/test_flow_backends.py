@@ -14,6 +14,7 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
 from vivavoce_runtimes.estimators import onnx_estimator
 from vivavoce_runtimes.registry import FLOW, external_flow
+from vivavoce_training.whole_rows import encode_embedded
 
 ONNX = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 PAIRS = [
@@ -199,12 +200,13 @@ def test_the_encoder_answers_the_official_tools(models_of):
     xs = torch.randn(1, 53, network.config.input_size)
     with torch.inference_mode():
         h, mask = script(xs[:, :50], torch.tensor([50]), context=xs[:, 50:], streaming=True)
-        wanted, _ = network(xs, torch.tensor([53]), torch.tensor([False]), True)
+        wanted, _ = encode_embedded(network, xs, torch.tensor([53]), torch.tensor([False]), True)
         check(network.mu_projection(h), wanted[:, :100])
         assert mask.shape == (1, 1, 100)
         assert mask.all()
         h, mask = script(xs.expand(2, -1, -1), torch.tensor([53, 9]))
-        wanted, _ = network(xs.expand(2, -1, -1), torch.tensor([53, 9]), torch.tensor([True, True]), False)
+        lengths, final = torch.tensor([53, 9]), torch.tensor([True, True])
+        wanted, _ = encode_embedded(network, xs.expand(2, -1, -1), lengths, final, False)
         check(network.mu_projection(h) * mask.transpose(1, 2), wanted * mask.transpose(1, 2))
         assert mask.sum(dim=-1).tolist() == [[106], [18]]
 

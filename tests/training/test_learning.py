@@ -30,6 +30,7 @@ from vivavoce.models.flow.model import Flow
 from vivavoce.models.generations import NETWORKS
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce_training import whole_rows
 from vivavoce_training.commands import app, flow, lm, pack
 from vivavoce_training.data.store import Corpus, Speaker, write_array
 from vivavoce_training.flow import FlowRecipe, FlowStep, SpeakerMajor, flow_losses, start_at_mean
@@ -324,7 +325,7 @@ def test_an_untrained_flow_starts_at_the_mean_mel(speech: SpeakerMajor, each: Mo
     torch.testing.assert_close(flow.estimator.out.bias, mean, rtol=0, atol=0.05)
     assert not any(weight.any() for name, weight in flow.estimator.named_parameters() if "modulation" in name)
     tokens = torch.arange(200)[None]
-    mu, _ = flow.encode(tokens, torch.tensor([200]), torch.tensor([True]), chunked=False)
+    mu, _ = whole_rows.encode(flow, tokens, torch.tensor([200]), torch.tensor([True]), chunked=False)
     torch.testing.assert_close(mu[0].mean(0), mean, rtol=0, atol=0.5)
 
 

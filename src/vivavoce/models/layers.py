@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention, silu
 
-from vivavoce.checkpoint.config import ConformerConfig
 from vivavoce.models.layout import Linear
 
 ATTENTION_NORM_EPS = 1e-12
@@ -57,18 +56,6 @@ def in_turn(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[
 def valid_positions(lengths: Tensor, size: int) -> Tensor:
     """True for positions within each row's length; lengths: [batch] int → [batch, size] bool."""
     return torch.arange(size, device=lengths.device) < lengths[:, None]
-
-
-def visible_keys(lengths: Tensor, size: int, chunk: int | None) -> Tensor:
-    """True where a query may attend to a key. With `chunk`, query i attends to its own chunk and earlier ones: to keys
-    j < (i // chunk + 1) · chunk. lengths: [batch] int → [batch, 1, size or 1 queries, size keys] bool."""
-    keys = valid_positions(lengths, size)[:, None, None, :]
-    if chunk is None:
-        return keys
-    position = torch.arange(size, device=lengths.device)
-    chunk_end = (position // chunk + 1) * chunk
-    # Padding queries attend to their row's keys, too, because attention without any key gives NaN.
-    return keys & (position[None, :] < chunk_end[:, None])
 
 
 def keys_before(ends: Tensor, size: int) -> Tensor:
@@ -235,31 +222,3 @@ class ConformerBlock(nn.Module):
     def forward(self, x: Tensor, span: RelativeSpan, memory: Memory | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), span, memory)
         return x + self.feed_forward(self.feed_forward_norm(x))
-
-
-class Conformer(nn.Module):
-    """CosyVoice 1's conformer. activation: activation in feed-forward layers; embedded: applied after the embedding."""
-
-    def __init__(
-        self,
-        config: ConformerConfig,
-        activation: Callable[[Tensor], Tensor] = silu,
-        embedded: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.embed = Embed(config.input_size, size)
-        self.blocks = nn.ModuleList(
-            ConformerBlock(size, config.num_heads, config.feed_forward_size, activation)
-            for _ in range(config.num_blocks)
-        )
-        self.norm = nn.LayerNorm(size, eps=1e-5)
-        self._embedded = embedded
-
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x: [batch, time, input]; mask: [batch, 1, 1 or time, time] bool, None: all keys → [batch, time, size]."""
-        x = self.embed(x) if self._embedded is None else self._embedded(self.embed(x))
-        span = RelativeSpan.of(x, x.shape[1], mask)
-        for block in self.blocks:
-            x = block(x, span, None)
-        return self.norm(x)

@@ -13,7 +13,7 @@ from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.flow_stage.planning import Block, block_ends, grid_ends, near_equal
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.flow.model import MAX_FRAMES
-from vivavoce.models.layers import visible_keys
+from vivavoce_training.whole_rows import visible_keys
 
 SHAPES = [(40, 30), (7, 0), (61, 2), (26, 53)]
 """(Speech tokens, prompt tokens)."""

@@ -8,8 +8,9 @@ from torch.nn import functional
 
 from benchmarks.plain.flow import FlowInput, whole_mels
 from vivavoce.models.flow.model import MAX_FRAMES, fixed_noise, time_steps
-from vivavoce.models.layers import RelativeSpan, visible_keys
+from vivavoce.models.layers import RelativeSpan
 from vivavoce.models.layout import convolve, joined, lay_together, mish
+from vivavoce_training.whole_rows import encode, velocity, visible_keys
 
 
 def item(num_tokens, num_prompt, seed):
@@ -77,8 +78,9 @@ def test_weights_placed_for_inference_can_be_trained(models):
     gradients = []
     for one in (plain, placed):
         x = torch.randn(1, 20, 80, generator=torch.Generator().manual_seed(0))
-        mu, frames = one.encode(torch.arange(10)[None], torch.tensor([10]), torch.tensor([True]), True)
-        one.estimator(x, mu, one.speaker(torch.ones(1, 192)), x, torch.tensor([0.3]), frames, True).sum().backward()
+        mu, frames = encode(one, torch.arange(10)[None], torch.tensor([10]), torch.tensor([True]), True)
+        speaker, t = one.speaker(torch.ones(1, 192)), torch.tensor([0.3])
+        velocity(one.estimator, x, mu, speaker, x, t, frames, True).sum().backward()
         gradients.append({name: parameter.grad for name, parameter in one.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-3, rtol=1e-3)

@@ -44,16 +44,12 @@ class LookaheadEncoder(nn.Module):
     def memory_shapes(self) -> tuple[MemoryShape, MemoryShape]:
         return MemoryShape(0, 0, HISTORY_KERNEL - 1, self.config.channels), MemoryShape(0, 0, 0, 0)
 
-    def forward(self, x: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        kept = torch.where(final, lengths, lengths - self.config.lookahead)
-        return self.encode(x, lengths, x.shape[1]), kept * self.config.upsampling
-
     def encode(
         self,
         x: Tensor,
         lengths: Tensor,
         size: int,
-        masks: tuple[Tensor | None, Tensor | None] = (None, None),
+        masks: tuple[Tensor | None, Tensor | None],
         keys: int | None = None,
         past: Tensor | None = None,
         memory: tuple[Memory, Memory] | None = None,

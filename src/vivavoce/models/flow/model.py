@@ -170,9 +170,6 @@ class Flow(nn.Module):
     def speaker(self, embedding: Tensor) -> Tensor:
         return self.speaker_projection(normalize(embedding, dim=1).to(self.speaker_projection.weight.dtype))
 
-    def encode(self, tokens: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        return self.encoder(self.token_embedding(tokens.clamp(min=0)), lengths, final, chunked)
-
     def lay_out(self) -> None:
         """Store the weights in the memory order that is fastest for inference, without changing names or values."""
         self.encoder.lay_out()

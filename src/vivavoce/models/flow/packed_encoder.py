@@ -25,13 +25,7 @@ from vivavoce.models.flow.unet import HISTORY_KERNEL, UPSAMPLING_KERNEL, TokenEn
 from vivavoce.models.layers import ConformerBlock, relative_positions
 from vivavoce.models.layout import biases_ahead, joined
 from vivavoce_kernels.common import tile_of
-from vivavoce_kernels.encoder_attention import (
-    SPARE,
-    RelativePlaces,
-    RelativeTile,
-    RelativeWeights,
-    attend_relatively,
-)
+from vivavoce_kernels.encoder_attention import SPARE, RelativePlaces, RelativeTile, RelativeWeights, attend_relatively
 from vivavoce_kernels.encoder_windows import EncoderTails, windows_ahead, windows_behind
 from vivavoce_kernels.flow_products import ProductTile, product
 from vivavoce_kernels.flow_rows import ShiftedNorm, layer_norm, silu_

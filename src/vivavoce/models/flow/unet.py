@@ -23,7 +23,6 @@ from vivavoce.models.layers import (
     RelativeAttention,
     RelativeSpan,
     valid_positions,
-    visible_keys,
 )
 from vivavoce.models.layout import (
     MANY_ROWS,
@@ -77,21 +76,6 @@ class TokenEncoder(nn.Module):
             MemoryShape(config.num_up_blocks, 2 * size, UPSAMPLING_KERNEL - 1, size),
         )
 
-    def forward(self, x: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        """Encode a padded batch of whole rows → mu [batch, frames, mel bins] and the frames of each row, [batch].
-
-        x: [batch, tokens, input], embedded tokens including lookahead. lengths: [batch] int64, tokens of each row.
-        final: [batch] bool; if False, the row's last `lookahead` tokens get no frames. chunked: attend chunk by chunk,
-        as in streaming, instead of to the whole row.
-        """
-        config, size = self.config, x.shape[1]
-        kept = torch.where(final, lengths, lengths - config.lookahead)
-        frames = kept * config.upsampling
-        chunk = config.chunk if chunked else None
-        token_mask = visible_keys(kept, size, chunk)
-        frame_mask = visible_keys(frames, size * config.upsampling, chunk and chunk * config.upsampling)
-        return self.encode(x, lengths, size, (token_mask, frame_mask)), frames
-
     def encode(
         self,
         x: Tensor,
@@ -135,12 +119,7 @@ class TokenEncoder(nn.Module):
 
 
 def look_ahead(
-    x: Tensor,
-    size: int,
-    ahead: nn.Conv1d,
-    behind: nn.Conv1d,
-    memory: Memory | None,
-    lookahead_ends: Tensor | None,
+    x: Tensor, size: int, ahead: nn.Conv1d, behind: nn.Conv1d, memory: Memory | None, lookahead_ends: Tensor | None
 ) -> Tensor:
     """Convolve later tokens, then earlier results; x: [batch, tokens, channels] → [batch, size, channels]."""
     y = pad(x, (0, 0, 0, size + ahead.kernel_size[0] - 1 - x.shape[1]))
@@ -308,18 +287,6 @@ class VelocityEstimator(nn.Module):
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
         """features: x, mu, speaker (in all frames), condition: [batch, frames, in] → velocity [batch, frames, bins]."""
         raise NotImplementedError
-
-    def forward(
-        self, x: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, t: Tensor, lengths: Tensor, chunked: bool
-    ) -> Tensor:
-        """Estimate the velocity [batch, frames, bins]. x, mu, condition: [batch, frames, bins]: the solution so far,
-        the encoded tokens, and the prompt's mel followed by zeros. speaker: [batch, bins], projected. t: [batch]
-        float32. lengths: [batch] int64; frames do not attend beyond them. chunked: attend chunk by chunk, as in
-        streaming.
-        """
-        mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)
-        features = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
-        return self.velocity(features, VelocityContext(self.time_biases(t), mask))
 
 
 def level_time_biases(embedding: TimeEmbedding, levels: Iterable[Any], t: Tensor) -> Tensor:

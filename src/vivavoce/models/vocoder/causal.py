@@ -129,10 +129,6 @@ class CausalHiFT(nn.Module):
             position //= config.upsample_rates[stage]
         return -min(first, position), *stages
 
-    def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
-        """Compute the waveform, see `HiFT.forward`. noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
-        return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
-
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame

@@ -284,14 +284,10 @@ class HiFT(nn.Module):
         self.source_resblocks, self.resblocks = residual_blocks(config, channels[1:])
         self.conv_post = nn.Conv1d(channels[-1], spectrum, OUTER_KERNEL, padding=OUTER_KERNEL // 2)
 
-    def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
-        """mel: [batch, bins, frames]; noise: [batch, samples, harmonics] or None; lengths: [batch] frames, None: all
-        rows are full → samples [batch, samples] within ± audio_limit; samples beyond a row's end have no meaning."""
-        return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
-
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
-        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame] → [batch, samples]. both: may
-        compute the last residual block of each stage in parallel with the other blocks."""
+        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; lengths: [batch] frames, None:
+        all full → [batch, samples] within ± audio_limit; beyond a row's end they have no meaning. both: may compute the
+        last residual block of each stage in parallel with the other blocks."""
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
         spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))
