@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
-from vivavoce.engine.lm_stage import LMStage, SamplingState, plain_run
+from vivavoce.engine.lm_stage import LMStage, plain_run
+from vivavoce.engine.lm_stage.slots import SamplingState
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models, build_models
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vivavoce.engine.lm_stage import without_long_silence
+from vivavoce.engine.lm_stage import heard_places
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES
@@ -81,8 +81,9 @@ def decode(
         if token in stop_ids:
             return
         decoded.append(token)
-        spoken, silence = without_long_silence((token,), models.config.lm.vocabulary.silent, silence)
-        yield from spoken
+        heard, silence = heard_places((token,), models.config.lm.vocabulary.silent, silence)
+        if heard:
+            yield token
         new = lm.speech_embedding(torch.tensor([[token]], device=rows.device))
 
 

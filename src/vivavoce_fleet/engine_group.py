@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial, reduce
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import ArrivingText, Handle, More, Outbox, RequestResult
 from vivavoce.engine.loop import LEAVE_S
 from vivavoce.engine.request import AudioChunk, Conditioning, EngineRequest, InputMode
-from vivavoce.engine.statistics import StatisticsSnapshot, summed
+from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
 from vivavoce.models.lm.text_attention import TextHeads
 from vivavoce_fleet.devices import seen_alone
@@ -417,3 +417,21 @@ def main() -> None:
     with suppress(EOFError, OSError):
         asyncio.run(_Served(Connection(int(sys.argv[1]))).serve())
     os._exit(0)  # threads of an engine may never end
+
+
+def summed(snapshots: Sequence[StatisticsSnapshot]) -> StatisticsSnapshot:
+    """Statistics of several engines: counts and peaks of slots in use are added, and the largest maximum is taken."""
+
+    def added(one: Any, other: Any, name: str = "") -> Any:
+        if is_dataclass(one) and not isinstance(one, type):
+            parts = {
+                part.name: added(getattr(one, part.name), getattr(other, part.name), part.name) for part in fields(one)
+            }
+            return type(one)(**parts)
+        if name == "maximum":
+            return max(one, other)
+        if name in ("bounds", "stage"):
+            return one
+        return type(one)(map(added, one, other)) if isinstance(one, (list, tuple)) else one + other
+
+    return reduce(added, snapshots, StatisticsSnapshot())

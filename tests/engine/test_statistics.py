@@ -9,7 +9,8 @@ from threading import Thread
 import pytest
 
 from vivavoce.engine.cost_model import Stage
-from vivavoce.engine.statistics import SECONDS, SIZES, Histogram, Statistics, StatisticsSnapshot, log_bounds, summed
+from vivavoce.engine.statistics import SECONDS, SIZES, Histogram, Statistics, StatisticsSnapshot, log_bounds
+from vivavoce_fleet.engine_group import summed
 
 
 def test_batches_count_for_their_stage_alone() -> None:

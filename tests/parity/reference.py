@@ -17,7 +17,7 @@ import torch
 
 from vivavoce.api import Vivavoce
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.lm_stage import Chooser
+from vivavoce.engine.lm_stage.slots import Chooser
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.frontend.front_end import load_front_end
 from vivavoce.models.build import Models, build_models

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
-from vivavoce.engine.lm_stage import Chooser, DecodeRun, LMStage, SamplingState, StreamingPrompt, plain_run
+from vivavoce.engine.lm_stage import DecodeRun, LMStage, StreamingPrompt, plain_run
+from vivavoce.engine.lm_stage.slots import Chooser, SamplingState
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import TextInterleaver

@@ -106,11 +106,8 @@ class AdmissionController:
         policy: ChunkPolicy = ChunkPolicy.low_latency(),
     ) -> None:
         self._costs, self._limits, self._rates, self._slots = costs, limits, rates, slots
-        self._overlaps, self._hop, self._first_tokens = (
-            policy.overlaps,
-            policy.max_hop,
-            policy.first_hop + policy.lookahead,
-        )
+        self._overlaps, self._hop = policy.overlaps, policy.max_hop
+        self._first_tokens = policy.first_hop + policy.lookahead
         self._lock = threading.RLock()
         self._waiting: set[RequestState] = set()
         self._running: set[RequestState] = set()

@@ -158,13 +158,7 @@ class ChunkPolicy:
         return self.lookahead == OVERLAP
 
     def next_hop(
-        self,
-        chunks: int,
-        spoken: int,
-        pending: int,
-        prompt_tokens: int,
-        elapsed_s: float,
-        tokens_per_second: int = 25,
+        self, chunks: int, spoken: int, pending: int, prompt_tokens: int, elapsed_s: float, tokens_per_second: int = 25
     ) -> int:
         """Number of speech tokens in the next chunk: 1 … `max_hop`. The official schedule makes the first chunk up to
         `first_hop` − 1 tokens longer, so that prompt and chunk together are a multiple of the hop.

@@ -86,11 +86,7 @@ class DeviceQueue:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        *,
-        urgent: bool = False,
-        clock: Callable[[], float] = time.perf_counter,
+        self, device: torch.device, *, urgent: bool = False, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0) if device.type == "cuda" else None
         self.on_cuda = self._stream is not None

@@ -32,8 +32,8 @@ from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
 from vivavoce.engine.intake import Intake
 from vivavoce.engine.lm_runner import LMRunner
-from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.lm_stage.head_search import SpokenSample, find_heads, has_heads
+from vivavoce.engine.lm_stage.slots import Chooser
 from vivavoce.engine.loop import Loop
 from vivavoce.engine.request import (
     Conditioning,

@@ -158,8 +158,8 @@ class SegmentRequest:
             raise InvalidRequest(
                 f"pause_s: {self.pause_s}, but the segment has text or tokens; give the pause a segment of its own"
             )
-        if not self.text and self.speech_tokens is None and not self.pause_s:
-            raise InvalidRequest("text: no tokens to speak; give some text")
+        if self.speech_tokens is None:
+            self.check_not_empty()
 
     def check_not_empty(self) -> None:
         """Refuse an empty segment, unless its speech tokens are still to come."""

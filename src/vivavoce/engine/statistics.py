@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial, reduce
+from dataclasses import dataclass, field
+from functools import partial
 from threading import RLock
-from typing import Any
 
 from vivavoce.engine.cost_model import Stage
 
@@ -148,21 +147,3 @@ class Statistics:
             copy = deepcopy(self.now)
         copy.waiting = waiting
         return copy
-
-
-def summed(snapshots: Sequence[StatisticsSnapshot]) -> StatisticsSnapshot:
-    """Statistics of several engines: counts and peaks of slots in use are added, and the largest maximum is taken."""
-
-    def added(one: Any, other: Any, name: str = "") -> Any:
-        if is_dataclass(one) and not isinstance(one, type):
-            parts = {
-                part.name: added(getattr(one, part.name), getattr(other, part.name), part.name) for part in fields(one)
-            }
-            return type(one)(**parts)
-        if name == "maximum":
-            return max(one, other)
-        if name in ("bounds", "stage"):
-            return one
-        return type(one)(map(added, one, other)) if isinstance(one, (list, tuple)) else one + other
-
-    return reduce(added, snapshots, StatisticsSnapshot())

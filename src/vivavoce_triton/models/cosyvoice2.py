@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from vivavoce.checkpoint.folder import BACKBONE, fingerprint, read_card
 from vivavoce.checkpoint.settings import read_config
-from vivavoce.engine.lm_stage import without_long_silence
+from vivavoce.engine.lm_stage import heard_places
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.errors import CheckpointError, Overloaded, StageFailed, VivavoceError
 from vivavoce.frontend.front_end import FrontEnd
@@ -199,8 +199,8 @@ class CosyVoice2Model:
         with closing(self._language_model.tokens(one.segment)) as parts:
             for count, part in enumerate(parts):
                 # Runtimes other than ours do not shorten silences, so it is done here.
-                spoken, run = without_long_silence(part, self._vocabulary.own.silent, run)
-                one.add(spoken)
+                places, run = heard_places(part, self._vocabulary.own.silent, run)
+                one.add([part[place] for place in places])
                 if count % _LOOK_EVERY == 0:
                     check_present(left)
 

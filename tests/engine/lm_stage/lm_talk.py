@@ -9,7 +9,8 @@ from itertools import repeat
 
 import torch
 
-from vivavoce.engine.lm_stage import DecodeRun, SamplingState, plain_run
+from vivavoce.engine.lm_stage import DecodeRun, plain_run
+from vivavoce.engine.lm_stage.slots import SamplingState
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.engine.stages import LMInterface
 from vivavoce.models.build import Models

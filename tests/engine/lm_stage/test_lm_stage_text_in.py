@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 import torch
 
-from vivavoce.engine.lm_stage import LMStage, SamplingState, StreamingPrompt
+from vivavoce.engine.lm_stage import LMStage, StreamingPrompt
+from vivavoce.engine.lm_stage.slots import SamplingState
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models

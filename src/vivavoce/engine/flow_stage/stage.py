@@ -140,7 +140,6 @@ class FlowStage:
         return self.path.short
 
     def prepare(self, frames: int | None = None) -> None:
-        """Record the CUDA graphs of batches of up to `frames` mel frames in advance; None: of all sizes."""
         self.path.prepare(frames)
 
     def open(self, conditioning: Conditioning, steps: FlowSteps = FlowSteps.OFFICIAL) -> FlowStream:
@@ -160,10 +159,7 @@ class FlowStage:
             stream.state = None
 
     def lacks_prompt(self, stream: FlowStream) -> bool:
-        """Whether to compute the state of the stream's voice, for this stream or others.
-
-        True if the state is missing, the prompt is long enough, and there is room for it and for the stream.
-        """
+        """Whether the voice's state is missing, the prompt is long enough, and there is room for it and the stream."""
         if stream.voice is None or stream.voice in self.prompts.states:
             return False
         pages = self.pool.pages_for(stream.prompt_end) + 1

@@ -104,17 +104,11 @@ def plain_run(
     return DecodeRun(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker, tuple(watched), before)
 
 
-def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
-    """Leave out silent speech tokens beyond `MAX_SILENCE` in a row; returns the ids that are spoken and the new `run`.
+def heard_places(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
+    """The indices of the ids that are spoken, without silent ones beyond `MAX_SILENCE` in a row, and the new `run`.
 
     run: number of silent tokens in a row before `ids`, spoken or not.
     """
-    places, run = heard_places(ids, silent, run)
-    return [ids[place] for place in places], run
-
-
-def heard_places(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
-    """The indices of the ids that `without_long_silence` keeps, and the new `run`."""
     places = []
     for place, one in enumerate(ids):
         run = run + 1 if one in silent else 0

@@ -231,7 +231,7 @@ class _Launch:
 
 
 class LMStage:
-    """The language model over static slots.
+    """The language model over static slots; see `LMInterface` for its methods.
 
     Launches (`prefill`, `decode`) do not wait for the device; `collect` returns their ids. One thread calls it, under
     `torch.inference_mode()`, and on CUDA always on the same stream.
@@ -325,7 +325,6 @@ class LMStage:
         """Do nothing: this stage holds only memory."""
 
     def prepare(self, slots: int | None = None) -> None:
-        """Record the CUDA graphs that this many slots need, None: all; on CUDA call it on the stage's stream."""
         self._steps.prepare(slots)
 
     @property
@@ -341,7 +340,6 @@ class LMStage:
             written.synchronize()
 
     def check(self, run: DecodeRun, slot: int | None = None) -> None:
-        """Raise InvalidRequest for a run that may need more positions than the slot has left; None: an empty slot."""
         check_positions(run, 0 if slot is None else self._open[slot].positions, self.capacity)
 
     def open(self, params: SamplingParams, seed: int) -> int:
@@ -361,10 +359,7 @@ class LMStage:
         heapq.heappush(self._places, held.place)
 
     def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
-        """Begin a run in each of these slots: prefill its rows, all in one forward pass, and sample its first id.
-
-        The slot's earlier run must be over, and its end collected. InvalidRequest: as for `check`.
-        """
+        """Begin runs; a slot's earlier run must be over, and its end collected. InvalidRequest: as for `check`."""
         for number, run in runs.items():
             if self._open[number].run is not None:
                 raise RuntimeError(f"slot {number} has a run already; collect its end before another one begins")
@@ -384,10 +379,6 @@ class LMStage:
             self._send([ids[: len(batch)]], 1, [slot for slot, _ in batch], range(len(batch)), decode=False)
 
     def decode(self, steps: int = 1) -> None:
-        """For every slot whose run is in progress, sample `steps` more ids, or fewer if the run ends.
-
-        The host does not wait. The ids of all steps arrive together.
-        """
         held = [one for one in self._open.values() if one.run is not None and one.launched <= one.run.forced_at]
         if not held:
             return

@@ -118,11 +118,15 @@ class PooledRow:
 
     @property
     def given(self) -> int:
-        return (
-            self.row.frames
-            - self.first_given
-            - (0 if self.row.final or self.row.whole else self.row.stream.rule.overlap)
-        )
+        held = 0 if self.row.final or self.row.whole else self.row.stream.rule.overlap
+        return self.row.frames - self.first_given - held
+
+    @property
+    def tails(self) -> Tails:
+        row = self.row
+        if self.after is None:
+            return Tails()
+        return Tails(row.speed, frames=row.before.frames + row.new_frames, context=row.seen_again, pooled=self.after)
 
     def packed(self, start: int, fresh: int, out: int) -> PackedRow:
         """The row's entry in the table; start, fresh, out: see `PackedRow`."""
@@ -203,18 +207,7 @@ class PackedVocoding:
                 if one.after is not None:
                     self.pool.give(one.after.row)
             raise
-        tails = [
-            Tails(
-                speed=one.row.speed,
-                frames=one.row.before.frames + one.row.new_frames,
-                context=one.row.seen_again,
-                pooled=one.after,
-            )
-            if one.after
-            else Tails()
-            for one in pooled
-        ]
-        return list(zip(samples, tails, strict=True))
+        return [(part, one.tails) for part, one in zip(samples, pooled, strict=True)]
 
     def _batches(self, rows: Sequence[PooledRow]) -> list[list[PooledRow]]:
         """Split the rows, in order, into batches that fit the largest size with a gap after each row. A row that is too

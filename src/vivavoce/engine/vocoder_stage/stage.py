@@ -368,7 +368,6 @@ class VocoderStage:
 
     @torch.inference_mode()
     def prepare(self, frames: int | None = None) -> None:
-        """Compile and record batches of up to this many frames before they are needed; None: of any size."""
         self.vocoding.prepare(frames)
 
     def open(self, seed: int, speed: float, joins: CrossfadeMode) -> VocoderStream:
