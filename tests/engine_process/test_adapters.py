@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.adapters import write_adapter
-from tests.engine_process.test_engine_host import order, recording, settings_for, spoken, started
+from tests.engine_process.test_engine_host import order, recording, settings_for, spoken, started, until_ready
 from vivavoce.engine_process.client import EngineClient
 from vivavoce.errors import AdapterNotFound, EngineStopped
 from vivavoce.models.build import Models
@@ -47,6 +47,6 @@ async def test_adapters_live_as_long_as_their_server(babble: Path, models: Model
         while host.ready:
             with pytest.raises(EngineStopped):
                 await spoken(host, order(text="One two three. " * 40))
-        await host.until_ready()
+        await until_ready(host)
         assert await names(host) == ["later"]
         assert np.array_equal((await spoken(host, order(adapter="later")))[0], adapted)

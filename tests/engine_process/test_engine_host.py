@@ -138,6 +138,11 @@ async def spoken(host: EngineClient, wanted: SpeechRequest) -> tuple[np.ndarray,
     return np.concatenate(samples), told
 
 
+async def until_ready(client: EngineClient) -> None:
+    while not client.ready:
+        await asyncio.sleep(0.01)
+
+
 def differ(one: np.ndarray, other: np.ndarray) -> float:
     """By what share of its peak one differs from the other, which may be of another length."""
     return 1.0 if len(one) != len(other) else float(np.abs(one - other).max() / np.abs(other).max())
@@ -377,7 +382,7 @@ async def test_a_killed_process_is_replaced_voices_are_there_and_it_ends_with_it
         with pytest.raises(EngineStopped, match="starting"):
             await host.speak(order())
         assert host.about.name  # what it was is still known
-        await host.until_ready()
+        await until_ready(host)
         assert host.process_id not in (None, victim)
         last = host.process_id or 0
         assert np.array_equal((await spoken(host, order()))[0], before)
@@ -401,7 +406,7 @@ async def test_a_process_that_is_stuck_is_replaced(
         assert isinstance(answer, EngineStopped)
         assert "SIGKILL" in str(answer)
     monkeypatch.setattr("vivavoce.engine_process.client.STUCK_S", 60.0)
-    await host.until_ready()
+    await until_ready(host)
     assert host.process_id not in (None, victim)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.engine_process import odd_worker
 from tests.engine_process.odd_worker import receive
-from tests.engine_process.test_engine_host import started
+from tests.engine_process.test_engine_host import started, until_ready
 from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.messages import Answer, End, EngineProcessSettings, Opening, Ping, Speak, framed
 from vivavoce.engine_process.process import ENGINE_FAILED
@@ -80,7 +80,7 @@ async def test_one_that_cannot_be_understood_is_replaced() -> None:
         victim = host.process_id
         with pytest.raises(EngineStopped, match="SIGKILL"):
             await host.speak(HELLO)
-        await host.until_ready()
+        await until_ready(host)
         assert host.process_id not in (None, victim)
 
 
@@ -110,7 +110,7 @@ async def test_one_that_does_not_get_ready_again_is_replaced(monkeypatch: pytest
         with pytest.raises(EngineStopped):
             await host.speak(HELLO)
         await told.enough.wait()
-        await host.until_ready()
+        await until_ready(host)
         assert host.process_id is not None
 
 

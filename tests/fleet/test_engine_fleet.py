@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.engine_process.test_engine_host import ROUNDING, differ, order, recording, settings_for, spoken
+from tests.engine_process.test_engine_host import ROUNDING, differ, order, recording, settings_for, spoken, until_ready
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine_process.client import EngineClient, RemoteStream
 from vivavoce.engine_process.messages import Cancel, EngineProcessSettings, MoreText, ToProcess
@@ -305,7 +305,7 @@ def fleet(
         fleet = open_engines(settings)
         assert isinstance(fleet, EngineFleet)
         await fleet.start()
-        await asyncio.gather(*(one.until_ready() for one in fleet.engines.values()))
+        await asyncio.gather(*(until_ready(one) for one in fleet.engines.values()))
         return fleet
 
     yield (fleet := loop.run_until_complete(opened()))
@@ -351,6 +351,6 @@ async def test_an_engine_that_is_killed_takes_its_own_streams_and_comes_back(
         assert stream.verdict is not None
         assert stream.verdict.reason in (FinishReason.STOP, FinishReason.LENGTH)
         assert differ(np.concatenate(chunks), alone) < ROUNDING
-    await victim.until_ready()
+    await until_ready(victim)
     again, _ = await spoken(victim, order(voice="bert"))
     assert np.array_equal(again, alone)

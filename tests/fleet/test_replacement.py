@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from tests.engine_process.test_engine_host import order, recording, settings_for
+from tests.engine_process.test_engine_host import order, recording, settings_for, until_ready
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine_process.client import EngineClient
@@ -68,7 +68,7 @@ async def serving(settings: EngineProcessSettings) -> AsyncIterator[Server]:
     server = Server(settings)
     try:
         await server.fleet.start()
-        await asyncio.gather(*(one.until_ready() for one in server.engines.values()))
+        await asyncio.gather(*(until_ready(one) for one in server.engines.values()))
         await server.fleet.add_voice("", "anna", recording())
         yield server
     finally:
@@ -252,7 +252,7 @@ async def test_lexicons_voices_and_log_change_in_a_running_engine_and_in_the_nex
     engine._process.kill()
     while engine.ready:
         await asyncio.sleep(0.01)
-    await engine.until_ready()
+    await until_ready(engine)
     assert (await engine.normalize(order("Ng."))).spoken == "Eng."
     assert await server.listen() > 0
 

@@ -152,9 +152,6 @@ class EngineClient:
     async def room_beside(self, memory_gb: float | None) -> str:
         return cast(str, await self._call("room_beside", memory_gb))
 
-    async def until_ready(self) -> None:
-        await self._can_speak.wait()
-
     @property
     def about(self) -> ModelInfo:
         if self._about is None:
