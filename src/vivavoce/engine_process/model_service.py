@@ -24,13 +24,7 @@ from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.frontend.front_end import FrontEnd
 from vivavoce.frontend.loading import load_model
-from vivavoce.frontend.model_choice import (
-    choose_device,
-    choose_dtype,
-    count_text_processes,
-    model_folder,
-    share_device,
-)
+from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder, share_device
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text_heads import know_heads
@@ -272,7 +266,6 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         know_heads(engine, front_end)
     decoding.check()
     extractor = changed(front_end.extractor, decode=decoding.decode)
-    quota = Quota(voices=voices.quota, total_bytes=voices.quota * LARGEST_VOICE)
     registry = VoiceRegistry(
         extractor,
         open_voice_store(voices.place),
@@ -281,8 +274,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         recordings=voices.cache,
         stored=voices.cache,
         rules=NameRules(voices.aliases, voices.default, voices.unknown),
-        owner_quota=quota,
-        public_quota=quota,
+        quota=Quota(voices=voices.quota, total_bytes=voices.quota * LARGEST_VOICE),
         keep_recordings=voices.keep_recordings,
         require_consent=voices.require_consent,
     )

@@ -36,11 +36,11 @@ class CountingExtractor:
         self._make, self.transcripts, self.go = make, [], threading.Event()
         self.go.set()
 
-    def extract(self, source, transcript="", *, align=True, field="reference audio"):
+    def extract(self, source, transcript=""):
         self.transcripts.append(transcript)
         assert self.go.wait(10)
         if not isinstance(source, Audio):
-            decode_audio(source, field=field)
+            decode_audio(source)
         return self._make("", transcript=transcript, description="", licence="")
 
 
@@ -163,7 +163,7 @@ def test_another_model_extracts_a_stored_voice_again_once_and_keeps_both(library
 def test_where_the_store_takes_nothing_the_features_stay_in_memory(library, another, extractor, full_voice, caplog):
     library.add("", full_voice("anna", recording=WAV))
     library.add("", full_voice("bare"))
-    theirs = of_another_model(extractor, another(), public_quota=Quota(total_bytes=1))
+    theirs = of_another_model(extractor, another(), quota=Quota(total_bytes=1))
     found = theirs.find("anna", "acme")
     assert theirs.find("anna", "acme") is found is theirs.requested("anna", "acme", extract=False)
     assert extractor.transcripts == [found.transcript]
@@ -329,12 +329,12 @@ def test_what_is_wrong_with_the_place_is_told(folder, registry):
     assert registry.state() == "ok"
 
 
-def test_quotas_are_the_owners_and_the_publics(store, open_library, plain_voice):
-    library = open_library(store, owner_quota=Quota(voices=1), public_quota=Quota(voices=2))
-    for owner, count in (("acme", 1), ("zeta", 1), ("", 2)):
-        for at in range(count):
-            library.add(owner, plain_voice(f"v{at}"))
-        with pytest.raises(InvalidRequest, match=rf"^voice: there are {count} voices already, the limit; "):
+def test_each_owner_and_the_public_have_the_quota(store, open_library, plain_voice):
+    library = open_library(store, quota=Quota(voices=2))
+    for owner in ("acme", "zeta", ""):
+        for name in ("first", "second"):
+            library.add(owner, plain_voice(name))
+        with pytest.raises(InvalidRequest, match=r"^voice: there are 2 voices already, the limit; "):
             library.add(owner, plain_voice("more"))
     assert Quota().voices == 1000
 

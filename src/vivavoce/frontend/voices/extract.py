@@ -57,16 +57,13 @@ class VoiceExtractor:
     as_recorded: bool = False
     advised_s: float = MAX_REFERENCE_S
 
-    def extract(
-        self, source: AudioSource, transcript: str = "", *, align: bool = True, field: str = "reference audio"
-    ) -> Voice:
+    def extract(self, source: AudioSource, transcript: str = "", *, align: bool = True) -> Voice:
         """Extract a voice from 0.5 to 30 s of speech.
 
         Args:
             source: the recording; resampled to 16 kHz for the encoders and to 24 kHz for its mel.
             transcript: the recording's text; "" if unknown.
             align: cut tokens and mel to the same duration, as zero-shot synthesis needs.
-            field: name of the recording in error messages.
         Raises:
             InvalidAudio: the recording is unreadable, too short, too long, silent or not finite.
             InvalidText: the model cannot read the transcript, or it is longer than `MAX_TRANSCRIPT_CHARS`.
@@ -76,7 +73,10 @@ class VoiceExtractor:
                 f"transcript: {len(transcript)} characters are more than the limit of {MAX_TRANSCRIPT_CHARS} for what "
                 "a recording says; give the words that are spoken in it"
             )
-        audio, problems = self._improved(source, field, transcript)
+        audio = self._read(source, "reference audio")
+        levels = levels_of(audio)
+        problems = audit(audio, transcript, self.advised_s, levels=levels).warnings
+        audio = audio if self.as_recorded else improved(audio, levels=levels)
         encoder_wave = _resampled(audio)
         mel_wave = _resampled(audio, PROMPT_MEL_RATE)
         try:
@@ -105,20 +105,14 @@ class VoiceExtractor:
         audio = self._read(source, "reference audio")
         return replace(self.extract(audio, transcript), recording=kept_recording(content, lambda: audio))
 
-    def speech_tokens(self, source: AudioSource, *, field: str = "source audio") -> Tensor:
+    def speech_tokens(self, source: AudioSource) -> Tensor:
         """The speech tokens [n], int32, of a source recording, for its conversion to another voice."""
-        audio = self._read(source, field)
+        audio = self._read(source, "source audio")
         return self.speech_tokenizer(_resampled(audio if self.as_recorded else improved(audio, trim=False)))
 
-    def _improved(self, source: AudioSource, field: str, transcript: str) -> tuple[Audio, tuple[str, ...]]:
-        audio = self._read(source, field)
-        levels = levels_of(audio)
-        problems = audit(audio, transcript, self.advised_s, levels=levels).warnings
-        return audio if self.as_recorded else improved(audio, levels=levels), problems
-
-    def embedding(self, source: AudioSource, *, field: str = "audio") -> Tensor:
+    def embedding(self, source: AudioSource) -> Tensor:
         """The speaker embedding of a recording: [192] float32, not normalised."""
-        return self.speaker_encoder(_resampled(self._read(source, field)))
+        return self.speaker_encoder(_resampled(self._read(source, "audio")))
 
     def _read(self, source: AudioSource, field: str) -> Audio:
         source = audio_of(source, field=field) if isinstance(source, tuple) else source

@@ -67,8 +67,7 @@ class VoiceRegistry:
         rules: NameRules = NameRules(),
         recordings: int = 32,
         stored: int = 64,
-        owner_quota: Quota = Quota(),
-        public_quota: Quota = Quota(),
+        quota: Quota = Quota(),
         keep_recordings: bool = True,
         require_consent: bool = False,
     ) -> None:
@@ -79,8 +78,7 @@ class VoiceRegistry:
         maximum number of cached voices from recordings, and from the store; a voice takes 0.5 MB for 30 s.
         """
         self.built_in, self.keep_recordings, self.require_consent = built_in, keep_recordings, require_consent
-        self._extractor, self._store, self._given_fingerprint = extractor, store, fingerprint
-        self._owner_quota, self._public_quota = owner_quota, public_quota
+        self._extractor, self._store, self._quota, self._given_fingerprint = extractor, store, quota, fingerprint
         self.follow(rules)
         self._extracted: LruCache[Voice] = LruCache(recordings)
         self._loaded: LruCache[Voice] = LruCache(stored)
@@ -181,7 +179,7 @@ class VoiceRegistry:
     def add(self, owner: str, voice: Voice, *, replace: bool = False) -> VoiceSummary:
         """Store a voice under its name; owner "" makes it public. Raises the errors of `VoiceStore.save`."""
         voice = self._check(voice).named(check_voice_name(voice.name))
-        self._store.save(voice, owner, replace=replace, quota=self._quota(owner))
+        self._store.save(voice, owner, replace=replace, quota=self._quota)
         return _summary(voice, "stored", public=owner == PUBLIC)
 
     def check_free(self, owner: str, name: str, *, replace: bool = False) -> None:
@@ -256,7 +254,7 @@ class VoiceRegistry:
         features = changed(features, fingerprint=self._fingerprint, name=voice.name)
         try:
             for place in dict.fromkeys((owner, PUBLIC)):
-                self._store.add_features(voice, features, place, self._quota(place))
+                self._store.add_features(voice, features, place, self._quota)
         except VivavoceError as error:
             fields = {"name": voice.name, "error": error}
             log.warning(
@@ -268,9 +266,6 @@ class VoiceRegistry:
     def _stored(self, name: str, namespace: str) -> Voice:
         voice = self._store.load(name, namespace)
         return (voice.of(self._fingerprint) or voice) if voice.fingerprint else voice
-
-    def _quota(self, owner: str) -> Quota:
-        return self._public_quota if owner == PUBLIC else self._owner_quota
 
     def _find(self, name: str, owner: str, aliases: int = ALIASES_IN_A_ROW) -> Voice | None:
         """Search `name` among the owner's voices, the public voices, the model's voices, then the aliases.
