@@ -13,17 +13,8 @@ from pathlib import Path, PurePath
 
 from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.files import replace_file
-from vivavoce.frontend.audio.encoders import (
-    AdtsEncoder,
-    AlawEncoder,
-    Encoder,
-    FlacEncoder,
-    Mp3Encoder,
-    OggOpusEncoder,
-    Resampler,
-    UlawEncoder,
-    WavEncoder,
-)
+from vivavoce.frontend.audio import encoders
+from vivavoce.frontend.audio.encoders import Encoder, Resampler
 from vivavoce.frontend.audio.samples import Samples
 from vivavoce.frontend.audio.tag import AudioTag
 
@@ -49,14 +40,14 @@ class AudioFormat(str, Enum):
 
 
 _ENCODERS: dict[AudioFormat, type[Encoder]] = {
-    AudioFormat.MP3: Mp3Encoder,
-    AudioFormat.OPUS: OggOpusEncoder,
-    AudioFormat.AAC: AdtsEncoder,
-    AudioFormat.FLAC: FlacEncoder,
-    AudioFormat.WAV: WavEncoder,
+    AudioFormat.MP3: encoders.Mp3Encoder,
+    AudioFormat.OPUS: encoders.OggOpusEncoder,
+    AudioFormat.AAC: encoders.AdtsEncoder,
+    AudioFormat.FLAC: encoders.FlacEncoder,
+    AudioFormat.WAV: encoders.WavEncoder,
     AudioFormat.PCM: Encoder,
-    AudioFormat.ULAW: UlawEncoder,
-    AudioFormat.ALAW: AlawEncoder,
+    AudioFormat.ULAW: encoders.UlawEncoder,
+    AudioFormat.ALAW: encoders.AlawEncoder,
 }
 _BARE = {AudioFormat.PCM: "pcm", AudioFormat.ULAW: "PCMU", AudioFormat.ALAW: "PCMA"}
 """Formats without a header, and their media subtypes."""
