@@ -16,9 +16,9 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 from urllib.request import proxy_bypass
@@ -31,7 +31,6 @@ from vivavoce.checkpoint.known_models import (
     DownloadRecord,
     FileRecord,
     KnownModel,
-    check_path,
     is_begun,
     is_needed,
     known_model,
@@ -39,10 +38,9 @@ from vivavoce.checkpoint.known_models import (
     model_folder,
     read_record,
     size_of,
-    write_record,
 )
 from vivavoce.errors import DownloadError, InvalidRequest
-from vivavoce.files import locked
+from vivavoce.files import locked, replace_file
 from vivavoce.loopback import is_local
 
 LOCK = ".vivavoce-download.lock"
@@ -324,6 +322,12 @@ def _list_modelscope(client: httpx.Client, endpoint: str, repository: str, revis
     ]
 
 
+def check_path(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path:
+        raise DownloadError(f"file: the hub lists {path!r}, which is not a safe file name; do not use this hub")
+
+
 def _remote_file(path: Any, size: Any, checksum: Any, url: str) -> RemoteFile:
     check_path(str(path))
     return RemoteFile(str(path), int(size), str(checksum).lower() if checksum else None, url)
@@ -369,6 +373,10 @@ def _fetch_missing(
         digests[file.path] = _fetch(client, file, part, report)
         done += file.size
     return {file.path: FileRecord(file.size, digests[file.path]) for file in files}
+
+
+def write_record(folder: Path, record: DownloadRecord) -> None:
+    replace_file(folder / RECORD, json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n")
 
 
 def _put_in_place(folder: Path, record: DownloadRecord) -> None:

@@ -20,18 +20,16 @@ from vivavoce.checkpoint.known_models import (
     RECORD,
     DownloadRecord,
     FileRecord,
-    check_path,
     find_model,
     is_needed,
     known_model,
     model_folder,
     models_home,
     read_record,
-    write_record,
 )
 from vivavoce.errors import DownloadError, InvalidRequest, ModelNotFound, UnsupportedModel
 from vivavoce.frontend.voices.stores import voices_home
-from vivavoce_hub.download import DownloadProgress, download
+from vivavoce_hub.download import DownloadProgress, check_path, download, write_record
 
 
 @pytest.mark.parametrize("name", ["CosyVoice2-0.5B", "cosyvoice2-0.5b", "iic/cosyvoice2-0.5B"])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, YAML_OF, read_json, speech_tokenizer_of
 from vivavoce.errors import CheckpointError, DownloadError, InvalidRequest, ModelNotFound, UnsupportedModel
-from vivavoce.files import replace_file
 
 HOME_VARIABLE = "VIVAVOCE_HOME"
 RECORD = "vivavoce-download.json"
@@ -159,12 +157,6 @@ def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
     return [name for name, other in others.items() if name not in paths and other not in paths]
 
 
-def check_path(path: str) -> None:
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts or "\\" in path:
-        raise DownloadError(f"file: the hub lists {path!r}, which is not a safe file name; do not use this hub")
-
-
 def user_folder(kind: Literal["data", "cache"]) -> Path:
     """`$VIVAVOCE_HOME`, or the user's data or cache folder. InvalidRequest: the user has no home directory."""
     import platformdirs
@@ -253,7 +245,3 @@ def read_record(folder: Path) -> DownloadRecord | None:
         return DownloadRecord(files=files, **named) if all(map(is_needed, files)) else None
     except (CheckpointError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
         return None
-
-
-def write_record(folder: Path, record: DownloadRecord) -> None:
-    replace_file(folder / RECORD, json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n")

@@ -202,6 +202,30 @@ def _unet_level(official: str, ours: str, norm: int = 2, conv: str = "") -> Rows
     )
 
 
+def _conformer(official: str, ours: str) -> Rows:
+    return (
+        (f"{official}.embed.out.0", f"{ours}.embed.linear"),
+        (f"{official}.embed.out.1", f"{ours}.embed.norm"),
+        (f"{official}.after_norm", f"{ours}.norm"),
+        *_under(f"{official}.encoders.{{n}}", f"{ours}.blocks.{{n}}", _CONFORMER),
+    )
+
+
+def _unet_flow(norm: int) -> Rows:
+    """The rows that both flows with a U-Net have; norm: place of a norm in its official block."""
+    return (
+        *_INPUTS,
+        *_conformer("encoder", "encoder"),
+        ("decoder.estimator.time_mlp.linear_1", "estimator.time_embedding.expand"),
+        ("decoder.estimator.time_mlp.linear_2", "estimator.time_embedding.project"),
+        *_unet_level("decoder.estimator.mid_blocks.{n}", "estimator.mid.{n}", norm),
+        ("decoder.estimator.final_block.block.0", "estimator.final_conv"),
+        (f"decoder.estimator.final_block.block.{norm}", "estimator.final_norm"),
+        ("decoder.estimator.final_proj", "estimator.out"),
+    )
+
+
+_INPUTS = (("input_embedding", "token_embedding"), ("spk_embed_affine_layer", "speaker_projection"))
 LM = (
     ("llm.model.model.embed_tokens", "text_embedding"),
     ("llm.model.model.layers.{n}.self_attn", "layers.{n}.attention"),
@@ -213,31 +237,19 @@ LM = (
     ("llm_decoder", "speech_head"),
 )
 FLOW = (
-    ("input_embedding", "token_embedding"),
-    ("spk_embed_affine_layer", "speaker_projection"),
+    *_unet_flow(2),
     ("encoder_proj", "encoder.mu_projection"),
-    ("encoder.embed.out.0", "encoder.embed.linear"),
-    ("encoder.embed.out.1", "encoder.embed.norm"),
     ("encoder.up_embed.out.0", "encoder.up_embed.linear"),
     ("encoder.up_embed.out.1", "encoder.up_embed.norm"),
     ("encoder.pre_lookahead_layer.conv1", "encoder.lookahead_conv"),
     ("encoder.pre_lookahead_layer.conv2", "encoder.history_conv"),
-    *_under("encoder.encoders.{n}", "encoder.blocks.{n}", _CONFORMER),
     ("encoder.up_layer.conv", "encoder.up_conv"),
     *_under("encoder.up_encoders.{n}", "encoder.up_blocks.{n}", _CONFORMER),
-    ("encoder.after_norm", "encoder.norm"),
-    ("decoder.estimator.time_mlp.linear_1", "estimator.time_embedding.expand"),
-    ("decoder.estimator.time_mlp.linear_2", "estimator.time_embedding.project"),
     *_unet_level("decoder.estimator.down_blocks.0", "estimator.down"),
-    *_unet_level("decoder.estimator.mid_blocks.{n}", "estimator.mid.{n}"),
     *_unet_level("decoder.estimator.up_blocks.0", "estimator.up"),
-    ("decoder.estimator.final_block.block.0", "estimator.final_conv"),
-    ("decoder.estimator.final_block.block.2", "estimator.final_norm"),
-    ("decoder.estimator.final_proj", "estimator.out"),
 )
 DIT_FLOW = (
-    ("input_embedding", "token_embedding"),
-    ("spk_embed_affine_layer", "speaker_projection"),
+    *_INPUTS,
     ("pre_lookahead_layer.conv1", "encoder.lookahead_conv"),
     ("pre_lookahead_layer.conv2", "encoder.history_conv"),
     ("decoder.estimator.time_embed.time_mlp.0", "estimator.time_embedding.expand"),
@@ -261,17 +273,6 @@ DIT_FLOW = (
     ("decoder.estimator.norm_out.linear", "estimator.last_modulation"),
     ("decoder.estimator.proj_out", "estimator.out"),
 )
-
-
-def _conformer(official: str, ours: str) -> Rows:
-    return (
-        (f"{official}.embed.out.0", f"{ours}.embed.linear"),
-        (f"{official}.embed.out.1", f"{ours}.embed.norm"),
-        (f"{official}.after_norm", f"{ours}.norm"),
-        *_under(f"{official}.encoders.{{n}}", f"{ours}.blocks.{{n}}", _CONFORMER),
-    )
-
-
 CONFORMER_LM = (
     # In this checkpoint, the two norms of a block have other names than in `_CONFORMER`.
     ("llm.encoders.{n}.norm1", "backbone.blocks.{n}.attention_norm"),
@@ -284,23 +285,15 @@ CONFORMER_LM = (
     ("llm_decoder", "speech_head"),
 )
 WHOLE_FLOW = (
-    ("input_embedding", "token_embedding"),
-    ("spk_embed_affine_layer", "speaker_projection"),
-    *_conformer("encoder", "encoder"),
+    *_unet_flow(1),
     ("encoder_proj", "mu_projection"),
     *((f"length_regulator.model.{3 * i}", f"regulator.convs.{i}") for i in range(4)),
     *((f"length_regulator.model.{3 * i + 1}", f"regulator.norms.{i}") for i in range(4)),
     ("length_regulator.model.12", "regulator.out"),
-    ("decoder.estimator.time_mlp.linear_1", "estimator.time_embedding.expand"),
-    ("decoder.estimator.time_mlp.linear_2", "estimator.time_embedding.project"),
     *_unet_level("decoder.estimator.down_blocks.0", "estimator.downs.0", 1, ".conv"),
     *_unet_level("decoder.estimator.down_blocks.1", "estimator.downs.1", 1),
-    *_unet_level("decoder.estimator.mid_blocks.{n}", "estimator.mid.{n}", 1),
     *_unet_level("decoder.estimator.up_blocks.0", "estimator.ups.0", 1, ".conv"),
     *_unet_level("decoder.estimator.up_blocks.1", "estimator.ups.1", 1),
-    ("decoder.estimator.final_block.block.0", "estimator.final_conv"),
-    ("decoder.estimator.final_block.block.1", "estimator.final_norm"),
-    ("decoder.estimator.final_proj", "estimator.out"),
 )
 VOCODER = (
     *((f"f0_predictor.condnet.{2 * i}", f"f0.convs.{i}") for i in range(5)),
