@@ -12,31 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from vivavoce.checkpoint.config import MAX_ADAPTER_RANK
 from vivavoce.engine.adapters import MAX_ADAPTERS
 from vivavoce.engine.admission import AdmissionMode
-from vivavoce.server.setting_kinds import (
-    AdapterName,
-    CommaSeparated,
-    DeviceName,
-    DtypeName,
-    FilePath,
-    GpuNumbers,
-    Host,
-    HostName,
-    LoadTime,
-    ModelName,
-    ModelPlace,
-    NoticeText,
-    Origin,
-    Port,
-    RedisAddress,
-    RootPath,
-    TritonAddress,
-    VariantName,
-    VoiceNameText,
-    VoicePlace,
-    WebAddress,
-    parse_further_models,
-    parse_pairs,
-)
+from vivavoce.server import setting_kinds as kinds
 
 _MIB = 1 << 20
 
@@ -66,46 +42,48 @@ class _Section(BaseModel):
 class ServerSection(_Section):
     """Where the server listens, and what it grants its clients."""
 
-    host: Host = _setting("127.0.0.1", "--host ADDRESS: Address to listen at; 0.0.0.0: all.")
+    host: kinds.Host = _setting("127.0.0.1", "--host ADDRESS: Address to listen at; 0.0.0.0: all.")
     """Address to listen at; 0.0.0.0: all addresses of this machine."""
-    port: Port = _setting(8880, "--port -p: Port of the HTTP API.")
+    port: kinds.Port = _setting(8880, "--port -p: Port of the HTTP API.")
     """Port of the HTTP API, WebSockets and pages; 0: a free one."""
     legacy: bool = _setting(False, "--legacy: Also serve CosyVoice's own HTTP routes, on a port of their own.")
     """Also serve the routes of CosyVoice's own HTTP service, on a port of their own."""
-    legacy_port: Port = _setting(50_000, "--legacy-port: Port of CosyVoice's own routes.")
+    legacy_port: kinds.Port = _setting(50_000, "--legacy-port: Port of CosyVoice's own routes.")
     """Port of CosyVoice's own routes."""
-    grpc_port: Port | None = _unset(50_051, "--grpc-port: Port of the gRPC service.  [default: off]")
+    grpc_port: kinds.Port | None = _unset(50_051, "--grpc-port: Port of the gRPC service.  [default: off]")
     """Port of the gRPC service; unset: it is off."""
-    wyoming_port: Port | None = _unset(
+    wyoming_port: kinds.Port | None = _unset(
         10_300, "--wyoming-port: Port of the Wyoming protocol, for Home Assistant.  [default: off]"
     )
     """Port of the Wyoming protocol (Home Assistant), without keys and TLS; unset: it is off."""
     wyoming_key: str | None = _unset("home", min_length=1)
     """Name of the API key for all requests at server.wyoming_port; needed if auth.keys_file is set."""
-    health_port: Port | None = _unset(9_090, "--health-port: Port of /health and /metrics only.  [default: off]")
+    health_port: kinds.Port | None = _unset(9_090, "--health-port: Port of /health and /metrics only.  [default: off]")
     """Plain HTTP port for /health and /metrics only; other ports then do not serve /metrics. Unset: it is off."""
     max_conc: int = _setting(4, "--max-conc: Most concurrent gRPC requests.", ge=1, le=4_096)
     """Largest number of concurrent gRPC requests; further ones are refused."""
-    tls_certificate: FilePath | None = _unset("/etc/vivavoce/tls.crt", "--tls-cert: The server's certificate, PEM.")
+    tls_certificate: kinds.FilePath | None = _unset(
+        "/etc/vivavoce/tls.crt", "--tls-cert: The server's certificate, PEM."
+    )
     """PEM file of the server's certificate chain."""
-    tls_key: FilePath | None = _unset("/etc/vivavoce/tls.key", "--tls-key: The certificate's private key, PEM.")
+    tls_key: kinds.FilePath | None = _unset("/etc/vivavoce/tls.key", "--tls-key: The certificate's private key, PEM.")
     """PEM file of the server's private key, without a password."""
-    tls_client_ca: FilePath | None = _unset("/etc/vivavoce/clients.crt")
+    tls_client_ca: kinds.FilePath | None = _unset("/etc/vivavoce/clients.crt")
     """PEM file of the authority that signs clients' certificates; if set, clients without a certificate are refused."""
-    cors_origins: Annotated[tuple[Origin, ...], CommaSeparated] = _setting(
+    cors_origins: Annotated[tuple[kinds.Origin, ...], kinds.CommaSeparated] = _setting(
         (),
         "--cors-origin ORIGIN: Web pages of this origin may use the API; may be repeated; *: any.",
         example=["https://example.org"],
     )
     """Origins of web pages that may use the API; *: any."""
-    allowed_hosts: Annotated[tuple[HostName, ...], CommaSeparated] = _setting(
+    allowed_hosts: Annotated[tuple[kinds.HostName, ...], kinds.CommaSeparated] = _setting(
         (),
         "--allowed-host: Host name under which clients may reach the server; may be repeated; *: any.",
         example=["tts.example.org"],
         description="Host names under which clients may reach the server, besides localhost and IP addresses; *: any. "
         "Empty: any name, but only localhost if the server listens on a loopback address without API keys.",
     )
-    root_path: RootPath = _setting("", example="/tts")
+    root_path: kinds.RootPath = _setting("", example="/tts")
     """Path under which a proxy in front serves this server."""
     drain_s: float = _setting(
         30.0, "--drain SECONDS: Time for running requests to finish when the server stops.", ge=0, le=86_400
@@ -131,11 +109,11 @@ class ServerSection(_Section):
     """Serve metrics for Prometheus at /metrics."""
     metrics_key_required: bool = False
     """/metrics requires an API key."""
-    upstream: TritonAddress | None = _unset(
+    upstream: kinds.TritonAddress | None = _unset(
         "triton://localhost:8001", "--upstream triton://HOST:PORT: Speak through a Triton server, without a model."
     )
     """Speak through this Triton server, instead of loading a model."""
-    reference_dir: FilePath | None = _unset(
+    reference_dir: kinds.FilePath | None = _unset(
         "/srv/voices", "--reference-dir FOLDER: With --upstream: recordings to use as voices."
     )
     """Folder of recordings (NAME.wav with NAME.txt), which are the voices of the Triton server."""
@@ -144,23 +122,27 @@ class ServerSection(_Section):
 class ModelSection(_Section):
     """The model that speaks, its device and its runtime."""
 
-    model: ModelPlace | None = _unset(
+    model: kinds.ModelPlace | None = _unset(
         "CosyVoice2-0.5B",
         "--model",
         description="A downloaded model's name, or a model's folder; unset: mini, a small demo in English. NAME=MODEL "
         "gives it a name in requests, MODEL+FILE another language model of the same sizes, as a fine-tuned llm.pt.",
     )
-    device: DeviceName = _setting("auto", "--device: auto, cpu, cuda, cuda:N or mps.")
+    device: kinds.DeviceName = _setting("auto", "--device: auto, cpu, cuda, cuda:N or mps.")
     """Device of the model: auto (CUDA if available, else the CPU), cpu, cuda, cuda:N or mps (untested)."""
-    gpus: GpuNumbers | None = _unset(
+    gpus: kinds.GpuNumbers | None = _unset(
         "0,1", "--gpus all|N,N: GPUs, each with its own engine.  [default: one engine on --device]"
     )
     """GPUs, each with its own engine: all, or their numbers; unset: one engine, on model.device."""
     engines: int = _setting(1, "--engines: Number of engine processes on one device; for CPUs.", ge=1, le=64)
     """Number of engine processes on one device: for CPUs, whose threads are divided among them."""
-    dtype: DtypeName = _setting("auto", "--dtype: float32, bfloat16 or float16.  [default: auto, float16 on a GPU]")
+    dtype: kinds.DtypeName = _setting(
+        "auto", "--dtype: float32, bfloat16 or float16.  [default: auto, float16 on a GPU]"
+    )
     """Precision; auto: float16 on a GPU; bfloat16 for large models on a CPU that supports it; otherwise float32."""
-    variant: VariantName | None = _unset("rl", "--variant: Load llm.NAME.pt and the like where the model has them.")
+    variant: kinds.VariantName | None = _unset(
+        "rl", "--variant: Load llm.NAME.pt and the like where the model has them."
+    )
     """Load llm.VARIANT.pt instead of llm.pt, and likewise the other weights, where the model has them."""
     memory_gb: float | None = _unset(
         16.0, "--memory GB: Limit of GPU memory, including the weights.  [default: all]", gt=0, le=10_000
@@ -174,13 +156,13 @@ class ModelSection(_Section):
         "official", "--flow-steps: official (ten Euler steps) or fast (three midpoint steps)."
     )
     """Steps of the flow if a request names none: official, or fast (three fifths of the flow's work)."""
-    adapters: Annotated[dict[AdapterName, FilePath], BeforeValidator(parse_pairs)] = _setting(
+    adapters: Annotated[dict[kinds.AdapterName, kinds.FilePath], BeforeValidator(kinds.parse_pairs)] = _setting(
         {},
         "--adapter NAME=FOLDER: A LoRA adapter of the language model, which requests may name; may be repeated.",
         example={"brand": "/srv/adapters/brand"},
     )
     """Folders of LoRA adapters that are loaded at the start, by the names that requests know them by."""
-    adapters_dir: FilePath | None = _unset(
+    adapters_dir: kinds.FilePath | None = _unset(
         "/srv/adapters", "--adapters-dir FOLDER: Adapters in it may be loaded over HTTP.  [default: off]"
     )
     """Folder below which adapters may be loaded while the server runs; unset: none may be loaded."""
@@ -206,7 +188,7 @@ class ModelSection(_Section):
     """Also run TorchScript files, engines and packages that were not exported on this machine."""
     text_processes: int | None = _unset(4, ge=0, le=64)
     """Processes that normalise texts; 0: the engine's process does it; unset: 2 to 4 with a GPU, else 2."""
-    lexicons: FilePath | None = _unset(
+    lexicons: kinds.FilePath | None = _unset(
         "/etc/vivavoce/lexicons",
         "--lexicons FOLDER: Pronunciations of words: all.tsv, voices/NAME.tsv, keys/NAME.tsv.",
     )
@@ -218,22 +200,24 @@ class ModelSection(_Section):
 class FurtherModel(_Section):
     """A further model of the same server; unset fields are as in [model], except variant and adapters."""
 
-    base: ModelPlace = Field(description="A downloaded model's name, a model's folder, or another served model's name.")
-    llm: FilePath | None = None
+    base: kinds.ModelPlace = Field(
+        description="A downloaded model's name, a model's folder, or another served model's name."
+    )
+    llm: kinds.FilePath | None = None
     """File with the weights of another language model of the same sizes, such as a fine-tuned llm.pt."""
-    load: LoadTime | None = None
+    load: kinds.LoadTime | None = None
     """When the model is loaded; unset: as models.load says."""
-    device: DeviceName | None = None
-    gpus: GpuNumbers | None = None
-    dtype: DtypeName | None = None
-    variant: VariantName | None = None
+    device: kinds.DeviceName | None = None
+    gpus: kinds.GpuNumbers | None = None
+    dtype: kinds.DtypeName | None = None
+    variant: kinds.VariantName | None = None
     memory_gb: float | None = Field(None, gt=0, le=10_000)
 
 
 class ModelsSection(_Section):
     """Further models of the same server, besides the default model in [model]."""
 
-    more: Annotated[dict[ModelName, FurtherModel], BeforeValidator(parse_further_models)] = _setting(
+    more: Annotated[dict[kinds.ModelName, FurtherModel], BeforeValidator(kinds.parse_further_models)] = _setting(
         {},
         "--model -m --model-dir [NAME=]MODEL[+FILE]: A downloaded model or a model folder; FILE: another language "
         "model for it, such as a fine-tuned llm.pt. May be repeated; the first is the default model.  "
@@ -243,7 +227,7 @@ class ModelsSection(_Section):
         "device, gpus, dtype, variant and memory_gb; other fields are as in [model], except variant and adapters."
         " Each --model after the first adds one.",
     )
-    load: LoadTime = _setting("start", "--load: Load the further models at the start, or on_demand.")
+    load: kinds.LoadTime = _setting("start", "--load: Load the further models at the start, or on_demand.")
     """Load the further models at the start, and keep them; or on_demand: when a request names one."""
     max_loaded: int | None = _unset(
         2, "--max-loaded: Most models in memory; idle ones are unloaded for others.  [default: all]", ge=1, le=1_000
@@ -281,7 +265,7 @@ class EngineSection(_Section):
 class VoicesSection(_Section):
     """Where voices are kept, and how many."""
 
-    place: VoicePlace | None = _unset(
+    place: kinds.VoicePlace | None = _unset(
         "/srv/vivavoce/voices",
         "--voices FOLDER|ADDRESS: Where voices are kept; redis://HOST:PORT shares them.  "
         "[default: the user's own folder]",
@@ -289,11 +273,11 @@ class VoicesSection(_Section):
     """A folder, or redis://HOST:PORT/DATABASE that several servers share; unset: the user's own folder."""
     cache: int = _setting(256, ge=1, le=1_000_000)
     """Number of voices kept in memory; each takes at most one megabyte."""
-    default: VoiceNameText | None = _unset(
+    default: kinds.VoiceNameText | None = _unset(
         "calm", "--default-voice NAME: Voice of requests without one.  [default: the model's first]"
     )
     """Voice of requests that name none, and of OpenAI's names if the model has no voices; unset: the model's first."""
-    aliases: Annotated[dict[VoiceNameText, VoiceNameText], BeforeValidator(parse_pairs)] = _setting(
+    aliases: Annotated[dict[kinds.VoiceNameText, kinds.VoiceNameText], BeforeValidator(kinds.parse_pairs)] = _setting(
         {},
         "--voice-alias NAME=VOICE: NAME speaks with this voice; may be repeated.",
         example={"alloy": "calm"},
@@ -314,12 +298,12 @@ class VoicesSection(_Section):
 class AuthSection(_Section):
     """API keys."""
 
-    keys_file: FilePath | None = _unset(
+    keys_file: kinds.FilePath | None = _unset(
         "/etc/vivavoce/keys.toml",
         "--keys: File of API keys; see `vivavoce keys`.  [default: none, everyone may send requests]",
     )
     """File of API keys, as `vivavoce keys add` writes it; unset: everyone may send requests."""
-    limits_place: RedisAddress | None = _unset("redis://localhost:6379/0")
+    limits_place: kinds.RedisAddress | None = _unset("redis://localhost:6379/0")
     """Redis in which several servers count the use of keys together; unset: voices.place, if it is a Redis."""
     open_lists: bool = False
     """Let callers without a key list models and public voices, as Open WebUI does."""
@@ -334,7 +318,7 @@ class RequestsSection(_Section):
     """On OpenAI's routes, speeds of 0.25 to 4 outside 0.5 to 2: clamp (the answer says so) or refuse (400)."""
     empty_text: Literal["silence", "refuse"] = "silence"
     """A text with nothing to say, such as an emoji: silence (a fifth of a second) or refuse (400)."""
-    model_aliases: Annotated[tuple[VoiceNameText, ...], CommaSeparated] = _setting(
+    model_aliases: Annotated[tuple[kinds.VoiceNameText, ...], kinds.CommaSeparated] = _setting(
         (), "--model-alias NAME: Further name of the served model; may be repeated.", example=["cosyvoice-tts"]
     )
     """Further names of the served model in requests; its ids on the hubs and OpenAI's names are known already."""
@@ -351,7 +335,7 @@ class ProvenanceSection(_Section):
     """Write into wav, mp3, opus, aac and flac that the speech is synthetic, with the model's name and the time."""
     watermark: bool = _setting(False, "--watermark: Mark all speech as synthetic, inaudibly.")
     """Put an inaudible mark into all speech, which `vivavoce detect` finds; the first audio comes 20 ms later."""
-    notice: NoticeText | None = _unset(
+    notice: kinds.NoticeText | None = _unset(
         "This voice is made by a computer.", "--notice tone|SENTENCE: Notice before each answer.  [default: off]"
     )
     """A notice before each answer: `tone`, or a sentence that the default voice speaks; unset: none."""
@@ -373,7 +357,7 @@ class LoggingSection(_Section):
 class TelemetrySection(_Section):
     """Traces for OpenTelemetry."""
 
-    otlp_endpoint: WebAddress | None = _unset("http://localhost:4318")
+    otlp_endpoint: kinds.WebAddress | None = _unset("http://localhost:4318")
     """Address of a collector that accepts OTLP over HTTP; unset: no traces. Needs vivavoce[telemetry]."""
     service_name: str = _setting("vivavoce", min_length=1, max_length=255)
     """Name of this server in traces."""
@@ -382,7 +366,7 @@ class TelemetrySection(_Section):
 class JobsSection(_Section):
     """Jobs: books and long texts that are spoken in the background; see books.md."""
 
-    folder: FilePath | None = _unset(
+    folder: kinds.FilePath | None = _unset(
         "/var/lib/vivavoce/jobs", "--jobs FOLDER: Take jobs (books, long texts) and keep them here.  [default: off]"
     )
     """Folder in which jobs are kept; unset: the server takes no jobs."""
