@@ -18,7 +18,11 @@ LEFT_OUT = [
     ("<THINK>\nLong,\n1 < 2.\n</Think>\n\nHello <thinking budget='9'>hm</thinking > there.", " \n\nHello   there."),
     ("Yes.<reasoning>No, <think>wait</think> \ud83d, so\x00</reasoning>Go.", "Yes. Go."),
     ("Hello. <think>It never ends, \ud83d\ude00", "Hello.  "),
-    ("Hello.</think> You.", "Hello. You."),
+    ("Hello.</think>You.", "Hello. You."),
+    ("<think>a<think>b</think>c</think>Hello.", " c Hello."),
+    ('<tool_call>{"name": "x"}</tool_call> Done.<Function_Call>1 < 2</function_call>', "  Done. "),
+    ("One<reflection>hm</reflection>two <analysis>hm", "One two  "),
+    ("A <tool> and <analysis_b> are no calls.", "A <tool> and <analysis_b> are no calls."),
     ("我<think>想一想</think>好。", "我 好。"),
     ("Write `<think>` and <thin> and <b>1</b> <", "Write `<think>` and <thin> and <b>1</b> <"),
     ("", ""),
@@ -50,8 +54,27 @@ def test_each_character_is_known_to_stand_where_it_stood(text, kept):
 
 
 def test_reasoning_that_is_read_loses_its_tags():
-    text = "<think>Short.</think>Hello\x00."
-    assert taken([text], "read")[0] == taken(text, "read")[0] == " Short.Hello."
+    text = "<think>Short.</think>Hello\x00.<tool_call>{}</tool_call>"
+    assert taken([text], "read")[0] == taken(text, "read")[0] == " Short. Hello. "
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("I should be brief.</think>Hello", " Hello"),
+        ("\x00Hm, \ud83d\ude00 so\x00.\n</Thinking >\n\n<tool_call>{}</tool_call>He\x00llo", " \n\n Hello"),
+        ("<think>a<think>b</think>c</think>Hello.", " Hello."),
+        ("Be kind.<|endofprompt|>\x00So be it.</think>Hello", "Be kind.<|endofprompt|> Hello"),
+        ("Close it with `</think>` and go on.</tool_call>", "Close it with ` ` and go on. "),
+    ],
+)
+def test_what_stands_before_a_lone_closing_tag_of_a_whole_text_is_reasoning(text, kept):
+    intake = TextFilter()
+    assert intake.add(text, is_last=True) == kept
+    places = [intake.original(at) for at in range(len(kept) + 1)]
+    assert places[-1] == len(text)
+    assert places == sorted(places)
+    assert all(text[at] == one or one == " " for one, at in zip(kept, places, strict=False))
 
 
 def test_a_piece_is_held_no_longer_than_it_may_change():

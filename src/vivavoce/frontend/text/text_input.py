@@ -33,7 +33,7 @@ _LANGUAGES: Mapping[str, Language | None] = {
 }
 
 _SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # other text stays as it is
-_TAG = "(?:think(?:ing)?|reasoning)"
+_TAG = "(?:think(?:ing)?|thought|reasoning|reflection|analysis|(?:tool|function)_(?:calls?|responses?|results?))"
 _LEFT_OUT = regex.compile(
     "(?P<pair>[\ud800-\udbff][\udc00-\udfff])"
     r"|(?P<lost>\x1b\[[\d;?]*[@-~]|[[\p{Cc}\p{Cs}\uFFFD]--\s])"
@@ -43,7 +43,7 @@ _LEFT_OUT = regex.compile(
 # The end of a piece that the next piece may complete to a match of `_LEFT_OUT`.
 _UNFINISHED = regex.compile(
     "(?:[\ud800-\udbff]|"
-    rf"\x1b(?:\[[\d;?]{{0,20}})?|`|`?<(?:/?[a-z]{{0,9}}|{_TAG}\s[^<>]{{0,200}}|/{_TAG}\s{{0,20}}))\Z",
+    rf"\x1b(?:\[[\d;?]{{0,20}})?|`|`?<(?:/?[a-z_]{{0,18}}|{_TAG}\s[^<>]{{0,200}}|/{_TAG}\s{{0,20}}))\Z",
     regex.IGNORECASE,
 )
 _MOST_HELD = 240
@@ -80,9 +80,10 @@ class TextFilter:
     """Filters a text that arrives in pieces, which may be cut at any character.
 
     A UTF-16 surrogate pair becomes one character. Lone surrogates, U+FFFD (the mark of lost characters), control
-    characters other than white space, and terminal colour codes are removed. Reasoning of a chat model, from `<think>`,
-    `<thinking>` or `<reasoning>` to its closing tag or the text's end, becomes one space; with reasoning="read", only
-    its tags are removed.
+    characters other than white space, and terminal colour codes are removed. Reasoning of a chat model, from `<think>`
+    or the like to its closing tag or the text's end, becomes one space, as does a call of a tool (`<tool_call>`); with
+    reasoning="read", only tags of reasoning do. If the whole text comes as one piece, all before a closing tag that was
+    not opened is reasoning, too.
     """
 
     def __init__(self, reasoning: Reasoning = "silent") -> None:
@@ -99,6 +100,7 @@ class TextFilter:
         if not (self._held or self._open or _SUSPECT.search(piece)):
             self.taken, self._kept = self.taken + len(piece), self._kept + len(piece)
             return piece
+        is_whole = is_last and not (self.taken or self._held or self._is_read)
         text, self._held = self._held + piece, ""
         if not is_last and (unfinished := _UNFINISHED.search(text, max(0, len(text) - _MOST_HELD))):
             text, self._held = text[: unfinished.start()], unfinished[0]
@@ -108,10 +110,14 @@ class TextFilter:
             if self._open and not closes:
                 continue
             kept += "" if self._open else text[at : found.start()]
+            is_lone = found["closed"] and not self._open
+            if is_whole and is_lone and "_" not in found["closed"] and text[found.start() - 1 : found.start()] != "`":
+                kept = "".join(kept.rpartition("<|endofprompt|>")[:2])
+                self._moved = [one for one in self._moved if one[0] <= len(kept)]
             at, self._open = found.end(), ""
-            if found["opened"] and not self._is_read:
+            if found["opened"] and not (self._is_read and "_" not in found["opened"]):
                 self._open = found["opened"].lower()
-            kept += " " if found["opened"] else readable(found[0]) if found["pair"] else ""
+            kept += " " if found["opened"] or is_lone else readable(found[0]) if found["pair"] else ""
             self._moved.append((self._kept + len(kept), self.taken + at - self._kept - len(kept)))
         kept += "" if self._open else text[at:]
         self.taken, self._kept = self.taken + len(text), self._kept + len(kept)
