@@ -33,13 +33,14 @@ FORMS: Mapping[str, Match] = {
     "phone": compiled(r"(?=.*\d)[+\d\s./()-]+"),
 }
 """Name of a tag `[name: …]` → pattern that its content must match."""
-SECONDS = r"(?P<number>\d{1,6}(?:\.\d{0,6})?|\.\d{1,6})\s?(?P<unit>m?s)"
+SECONDS = r"(?P<number>\d{1,6}(?:[.,]\d{0,6})?|\.\d{1,6})\s?(?P<unit>(?i:m?s(?:ec)?))"
 HOW = "|".join(FORMS)
 STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.7, "x-strong": 1.0}
 """Strength of an SSML break → seconds of silence."""
 # <break> works in any text, because language models write it in texts that are not SSML.
 _BREAK = (
     rf"<break(?:\s+(?:time\s*=\s*(?P<quote>[\"'])\+?{SECONDS}(?P=quote)"
+    r"|time\s*=\s*(?P<quote>[\"'])(?P<wrong>(?=\D*\d)[^\"'<>\n]{1,40})(?P=quote)"
     r"|strength\s*=\s*(?P<quote>[\"'])(?P<strength>none|x?-?(?:weak|strong)|medium)(?P=quote)))?\s*/?>(?:\s*</break>)?"
 )
 _BRACKET = compiled(rf"\[(?:pause(?: | ?[:=] ?){SECONDS}|(?P<how>{HOW}): ?(?P<content>[^\[\]\n]{{1,100}}))\]|{_BREAK}")
@@ -80,6 +81,8 @@ class Runs:
             if found["how"]:
                 self.say(found.start(), start, Say(found["how"], found["content"]))
             else:
+                if found["wrong"] is not None:
+                    raise unknown_break(found["wrong"], found.start())
                 self.pause(found.start(), start, seconds_of(found))
         if end > start or not self.runs:
             self.add(start, end, self._text[start:end], "")
@@ -112,7 +115,12 @@ class Runs:
 def seconds_of(found: Match) -> float:
     if not found["number"]:
         return STRENGTHS[found["strength"] or "medium"]
-    return float(found["number"]) / (1000 if found["unit"] == "ms" else 1)
+    return float(found["number"].replace(",", ".")) / (1000 if found["unit"][0] in "mM" else 1)
+
+
+def unknown_break(written: str, start: int) -> InvalidText:
+    remedy = f"write time='500ms', or one of {', '.join(STRENGTHS)}"
+    return InvalidText(f"text: break {written!r} at character {start} is unknown; {remedy}")
 
 
 def check_paused(seconds: float) -> None:

@@ -18,21 +18,34 @@ _HTML = (
     "link|main|mark|meta|nav|ol|option|p|phoneme|pre|prosody|q|s|samp|say-as|script|section|select|small|span|speak|strike|"
     "strong|style|sub|summary|sup|svg|table|tbody|td|textarea|tfoot|th|thead|time|title|tr|tt|u|ul|var|video|voice|break"
 )
+# A tag's first attribute has a value, or is one of these: <b and c> is no tag.
+_BOOLEAN = (
+    "async|autoplay|checked|controls|defer|disabled|hidden|ismap|loop|multiple|muted|open|required|reversed|selected"
+)
 _PAUSING = compiled(
     r"(?i:address|article|blockquote|br|caption|d[dt]|div|figcaption|footer|h[1-6r]|header|li|p|pre|section|table|t[dhr]|title)"
 )
+# Pairs of regional letters that are flags; other ones are letters.
+_FLAGS = (
+    "A[C-GILMOQ-UWXZ]|B[ABD-JL-OQ-TVWYZ]|C[ACDF-IK-RU-Z]|D[EGJKMOZ]|E[ACEGHR-U]|F[IJKMOR]|G[ABD-ILMNP-UWY]|H[KMNRTU]|"
+    "I[CDEL-OQ-T]|J[EMOP]|K[EGHIMNPRWYZ]|L[ABCIKR-VY]|M[AC-HK-Z]|N[ACEFGILOPRUZ]|OM|P[AEFGHK-NR-TWY]|QA|R[EOSUW]|"
+    "S[A-EG-ORSTVXYZ]|T[ACDF-HJ-ORTVWZ]|U[AGKMNSYZ]|V[ACEGINU]|W[FS]|XK|Y[ET]|Z[AMW]"
+).translate({ord("A") + at: chr(0x1F1E6 + at) for at in range(26)})
 _EMOJI = (
-    r"(?:[\U0001F1E6-\U0001F1FF]{2}|[#*]\uFE0F?\u20E3"
-    r"|(?:(?=[\p{Extended_Pictographic}--[©®™‼⁉ℹ↔-↪〰㊗㊙]])\p{Extended_Pictographic}|[↔-↪©®™‼⁉](?=\uFE0F))"
+    rf"(?:[🇦-🇿]{{2}}(?<=(?<![🇦-🇿])(?:{_FLAGS}){{1,99}})(?=(?:{_FLAGS}){{0,99}}(?![🇦-🇿]))|[#*]\uFE0F?\u20E3"
+    r"|(?:(?=[\p{Extended_Pictographic}--[©®™‼⁉ℹ↔-↪〰㊗㊙🅰🅱🅾🅿]])\p{Extended_Pictographic}|[↔-↪©®™‼⁉](?=\uFE0F))"
     r"[\p{Emoji_Modifier}\uFE0F\U000E0020-\U000E007F]*"
     r"(?:\u200D\p{Extended_Pictographic}[\p{Emoji_Modifier}\uFE0F]*)*)"
 )
 STYLED = (
     "＂-＇＊＋－-９＜-＞＠-｝｡-ﾟ￠￡￦ₐ-ₜᵢ-ᵪⱼ₀-₉ʰ-ʸˡ-ˣᴬ-ᵡᶛ-ᶿⱽⁱⁿſĲĳŉǄ-ǌǱ-ǳﬀ-ﬆﬓ-ﬗℂℊ-ℒℕℙ-ℝ℡ℤ\u2126ℨ-ℭℯ-ℱℳℴ"
-    "Ⓐ-ⓩ\U0001f110-\U0001f129\U0001f130-\U0001f149\U0001d400-\U0001d7ff㌀-㍗㍱-㎠㎢-㏟㈀-㈓㈕-㈛㈠-㈰㈳-㉃㉠-㉻㊀-㊰⺀-⿕豈-龎"
+    "Ⓐ-ⓩ\U0001f110-\U0001f129\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189🇦-🇿"
+    "\U0001d400-\U0001d7ff㌀-㍗㍱-㎠㎢-㏟㈀-㈓㈕-㈛㈠-㈰㈳-㉃㉠-㉻㊀-㊰⺀-⿕豈-龎"
 )
 """Variants of plain letters, as a set: ligatures, mathematical letters, full-width and half-width ones, radicals.
 Symbols that have readings of their own (², ½, ℃, ㈱) are not in it."""
+_LETTERS = {low + at: chr(ord("A") + at) for low in (0x1F150, 0x1F170, 0x1F1E6) for at in range(26)}
+"""White letters on black, as 🅗 and 🅷, and regional letters, which Unicode's NFKC leaves."""
 _NUMERALS = "①-⒛⓪⓫-⓴⓵-⓾㉑-㉟㊱-㊿❶-➓"
 _LINE = r"(?:(?<=\n)|(?<!.|\n))[ \t]*"
 _CITED = r"\d{1,3}(?:\s?[,;–-]\s?\d{1,3})*"
@@ -60,6 +73,13 @@ _VALUE_BEHIND = (
     "list|lists|array|arrays|vector|vectors|interval|range|set|pair|tuple|matrix|values?|numbers|digits|coordinates|point|"
     "input|output|result|returns?|returned|gives?|gave|prints?|printed|contains?|has|have|had|become|becomes|got|get"
 )
+# Behind these words, and between a name and these verbs, one number in brackets is a citation even within a sentence.
+_CITING = (
+    r"(?:(?<=(?<!\p{L})(?i:stud(?:y|ies)|papers?|works?|authors?|al\.|colleagues|researchers|scientists|articles?|"
+    r"reviews?|surveys?|experiments?|trials?|findings|literature|research|studien?|autor(?:en|es|i)|estudios?|études?|"
+    r"auteurs|studi|исследовани[еяй]|авторы))|(?<=\p{Lu}\p{Ll}+)(?= \S+ (?:show|found|report|prove|propose|argue|claim|"
+    r"describe|suggest|demonstrate|note|observe|introduce|conclude|present|use|wrote|write)))"
+)
 _INDEXED = (
     r"(?<=(?<![\p{Latin}\p{N}])[a-z][a-zA-Z\d_]{0,40}(?:\[\d+\]){0,3})"
     r"(?:\[\d+(?:, ?\d+)*\])++(?!\s*(?:[.,;:!?)。，；：！？）]|\Z|\n))"
@@ -69,7 +89,9 @@ _READ_BEFORE = r"\s?(?:を|キー|番|ボタン|または|か(?!ら)|号|號|键
 _SOURCE = (
     r"[\[【]\d+(?::\d+)?†[^\[\]【】\n]{0,80}[\]】]|\[\^[^\[\]\s]{1,40}\](?:(?<=(?:\A|\n)\[[^\[\]\s]+\]):)?"
     r"|\uE200cite[^\uE201\n]{0,200}\uE201|(?::contentReference)?\[oaicite:\d+\](?:\{index=\d+\})?"
-    r"|\[cite(?:_start|_end|: ?[\d, .-]{1,40})\]"
+    r"|\[(?:cite(?:_start|_end|: ?[\d, .-]{1,40})"
+    r"|(?i:(?:citation|clarification|verification|source|page) needed|(?:by )?whom\?|wh(?:o|ich|en|ere)\?|dead link"
+    r"|cita requerida|réf\. nécessaire|来源请求|來源請求|要出典))\]"
     rf"| ?[(\[（【](?i:{SOURCES})\.?\s?[:：#№]?\s?{_CITED}[)\]）】]"
     rf"|(?= ?[\[【]\d)(?<![\]】][,，、])"
     rf"(?<!(?<!\p{{L}})(?:\p{{Latin}}|arr|array|args|argv|vec|buf|nums|dict|tuple|idx|tmp|str))"
@@ -77,7 +99,8 @@ _SOURCE = (
     rf"(?!{_INDEXED})"
     rf"(?<!(?<!\p{{L}})(?i:{_READ_BEHIND})|{_READ_BEHIND_TIGHT})"
     rf"(?:(?<=[^\s\[【(（:：])|(?<=[\p{{L}}\p{{N}}%.!?”\"’»)]) (?={_BRACKETED}(?:[.,;:!?。，；：！？)]|\s*(?:\Z|\n)))"
-    rf"|(?<=\p{{L}})(?<!(?<!\p{{L}})(?i:{_VALUE_BEHIND})) (?=\[\d{{1,3}}(?:, ?\d{{1,3}}){{1,2}}\] \p{{L}}))"
+    rf"|(?<=\p{{L}})(?<!(?<!\p{{L}})(?i:{_VALUE_BEHIND})) (?=\[\d{{1,3}}(?:, ?\d{{1,3}}){{1,2}}\] \p{{L}})"
+    rf"|{_CITING} (?=\[{_CITED}\] \p{{Ll}}))"
     rf"{_BRACKETED}(?!{_READ_BEFORE})"
 )
 """Matches citation marks that people and models write: rose.[1], 【4:0†source】, [^2], (source 3)."""
@@ -89,7 +112,9 @@ _HYPHENATED = compiled(
     r"two|three|four|five|six|seven|eight|nine|ten|first|second|third|last|state|world|wide|best|better|free|fast|slow|large|"
     r"small|deep|good|right|left|early|mother|father|brother|sister|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)-"
     r"(?!(?:ness|ish|ings?|ful|less|ly|ity|ist|istic|ism|ize|dom|ments?|eous|ary|some|ling|ages?|est|ers|hood|ship|wards?)\Z)"
-    r".*|so-called|(?:ce\p{L}+|là|par|jusque)-(?:ci|là)|(?:.*[^\p{L}])?(?:est|sont|était)-ce|\p{L}*[td]-(?:ils?|elles?|on)|"
+    r".*|ex-(?:husband|wi[fv]e|boy|girl|partner|lover|spouse|president|minister|con\Z|convict|officer|player).*|"
+    r"so-called|(?:ce\p{L}+|là|par|jusque)-(?:ci|là)|(?:.*[^\p{L}])?(?:est|sont|était)-ce|"
+    r"\p{L}*[td]-(?:ils?|elles?|on)|"
     r"\p{L}*[sz]-(?:je|tu|nous|vous)|(?:moi|toi|lui|elles?|nous|vous|eux)-mêmes?|peut-être|quel\p{L}*-uns?|avant-\p{L}+|après-\p{L}+|"
     r"(?:к|ч)\p{L}+-то|\p{L}+-(?:либо|нибудь|таки)|(?:кое|экс)-.*|из-(?:за|под)|по-\p{L}+(?:ски|цки|ому|ему)|во-\p{L}+х"
 )
@@ -104,7 +129,8 @@ _PARTS = (
     r"(?P<comment><!--(?:(?!-->)[\s\S]){0,2000}+-->|<(?P<hidden>script|style)\b[^<>]{0,500}>"
     r"(?:(?!</(?P=hidden))[\s\S]){0,2000}+</(?P=hidden)\s*>)",
     r"(?P<auto><(?P<target>(?=\p{L})(?:https?://|mailto:)?[^\s<>@]{1,500}[@./:][^\s<>]{1,500})>)",
-    rf"(?P<html></?(?P<name>(?i:{_HTML}))(?:\s[^<>]{{0,1000}})?\s*/?>|</?[A-Za-z][\w:.-]{{0,40}}"
+    rf"(?P<html></?(?P<name>(?i:{_HTML}))(?:\s+(?i:[\w:@.-]{{1,40}}\s*=|{_BOOLEAN}\b)[^<>]{{0,1000}})?\s*/?>"
+    r"|</?[A-Za-z][\w:.-]{0,40}"
     r"(?:\s+[\w:-]{1,40}\s*=\s*(?:\"[^\"<>]{0,500}\"|'[^'<>]{0,500}'))++\s*/?>|</[A-Za-z][\w:.-]{0,40}>)",
     r"(?P<entity>&(?:[A-Za-z][A-Za-z0-9]{1,30}|#\d{1,7}|#[xX][\da-fA-F]{1,6});)",
     rf"(?P<source>(?=[ \[【(（:\uE200])(?:{_SOURCE}))",
@@ -112,18 +138,22 @@ _PARTS = (
     r"(?:\((?:[^()\s]|\([^()\s]*\)){0,1000}(?: \"[^\"\n]*\")?\)|\[[^\[\]\n]{0,100}\]))",
     rf"(?P<rule>{_LINE}(?P<r>[-*_=])(?:[ \t]*(?P=r)){{2,}}[ \t]*(?=\n|\Z))",
     rf"(?P<row>{_LINE}\|?[ \t]*:?-{{3,}}:?[ \t]*(?:\|[ \t]*:?-{{3,}}:?[ \t]*)+\|?[ \t]*(?=\n|\Z))",
-    rf"(?P<block>{_LINE}(?:(?:[-*+•▪◦‣·–][ \t]+(?:\[[ xX]\][ \t]+)?|\#{{1,6}}[ \t]+|>[ \t]?)(?=\S))+)",
+    rf"(?P<block>{_LINE}(?:(?:[-*+•▪◦‣·–][ \t]+(?:\[[ xX]\][ \t]+)?|\#{{1,6}}[ \t]+|={{2,6}}[ \t]*(?=\p{{L}})|>[ \t]?)"
+    r"(?=\S))+)",
     rf"(?P<listed>{_LINE}\d{{1,3}}(?P<paren>[.)])(?=[ \t]+\S))",
     r"(?P<cell>[ \t]*\|(?!\|)[ \t]*)",
     r"(?P<escape>\\(?P<escaped>[*_`~#\[\]()|>]))",
     r"(?P<emphasis>\*{1,3}|_{1,3}|~~)",
     rf"(?P<emoji>(?: (?=(?:{_EMOJI})+[.,!?;:]))?(?:{_EMOJI})+)",
-    r"(?P<torn>[-‐\u00AD](?<=[\p{Latin}\p{Cyrillic}]\p{Ll}.)[ \t]*\r?\n[ \t]*(?=(?P<rest>\p{Ll}{2,})))",
+    r"(?P<torn>[-‐\u00AD](?:(?<=[\p{Latin}\p{Cyrillic}]\p{Ll}.)[ \t]*\r?\n[ \t]*(?=(?P<rest>\p{Ll}{2,}))"
+    r"|(?<=[\p{Latin}\p{Cyrillic}\d].)[ \t]*\r?\n[ \t]*"
+    r"(?=(?P<own>[\p{Lu}\d])|(?<=(?<!\p{L})\p{L}-\s+)(?P<own>\p{Ll}{2}))))",
     r"(?P<invisible>[\u00AD\u200B-\u200F\u202A-\u202E\u2060-\u2069\uFEFF\uFE00-\uFE0F\u20E3]+)",
     r"(?P<break>(?:[ \t]*(?:\r\n?|\n))+)",
     r"(?P<blanks>[ \t\u00A0\u2000-\u200A\u202F\u3000]{2,}|[\t\u00A0\u2000-\u200A\u202F\u3000])",
-    r"(?=[⁰¹²³⁴-⁻ⁿˣ])(?:"
-    rf"(?P<note>[⁰¹²³⁴-⁹]+(?<={_NOTED}[⁰-⁹¹²³]+)(?![⁰-⁹⁺⁻\p{{L}}\p{{N}}]))"
+    r"(?=[=⁰¹²³⁴-⁻ⁿˣ])(?:"
+    r"(?P<invisible>={2,6}(?<=(?:\A|\n)={2,6}[ \t]*\p{L}[^=\n]{0,200}={2,6})(?=[ \t]*(?:\n|\Z)))"
+    rf"|(?P<note>[⁰¹²³⁴-⁹]+(?<={_NOTED}[⁰-⁹¹²³]+)(?![⁰-⁹⁺⁻\p{{L}}\p{{N}}]))"
     r"|(?P<charge>[¹²³⁴-⁹]?[⁺⁻](?<=[\p{Lu}₀-₉)\]].?.|\p{Lu}\p{Ll}.?.)(?![⁰¹²³⁴-⁹ⁿ\p{Latin}]))"
     r"|(?P<power>(?:(?<=\p{L})(?=⁻)|(?<=(?<![\p{Latin}\p{Greek}])[\p{Latin}\p{Greek}]|[\d)])|(?=[⁰-⁹¹²³]+\p{Lu}))(?:[⁺⁻⁰¹⁴-⁹][⁰¹²³⁴-⁹]*|[²³][⁰¹²³⁴-⁹]+|[ⁿˣ](?![ʰ-ʸᴬ-ᶿˡ-ˣⁱⁿ]))))",
     rf"(?P<wide>[{STYLED}]+)|(?P<numeral>[{_NUMERALS}])",
@@ -293,7 +323,7 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
         case "entity":
             return html.unescape(found[0]).replace("\u00a0", " ")
         case "wide":
-            return unicodedata.normalize("NFKC", found[0])
+            return unicodedata.normalize("NFKC", found[0].translate(_LETTERS))
         case "numeral":
             return f"{unicodedata.numeric(found[0]):.0f}{' ' * found.string[found.end() : found.end() + 1].isalnum()}"
         case "charge":  # the charge of an ion, as in Fe³⁺
@@ -302,8 +332,8 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             return "^" + unicodedata.normalize("NFKC", found[0])
         case "torn":
             head = _HEAD.search(found.string, max(0, found.start() - 40), found.start())[0]
-            if found[0][0] == "\u00ad":
-                return ""
+            if found[0][0] == "\u00ad" or found["own"]:
+                return found[0][0].strip("\u00ad")
             return (
                 "- "
                 if _SUSPENDED.fullmatch(found["rest"])
@@ -315,7 +345,7 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             edges = found.string[max(0, found.start() - 1) : found.start()], found.string[found.end() : found.end() + 1]
             return "" if any(edge in ("", "\n") for edge in edges) else ", "
         case "html":
-            return pause.strip(" ") and pause
+            return pause if _PAUSING.fullmatch(found["name"] or "") else ""
         case "break":
             # After a unit's full stop the break stays, so that the rule for units sees that the line ends there.
             return (

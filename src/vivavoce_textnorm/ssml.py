@@ -10,7 +10,7 @@ from xml.parsers import expat
 
 from vivavoce.errors import InvalidText
 from vivavoce_textnorm.grammar import compiled
-from vivavoce_textnorm.inline_tags import FORMS, SECONDS, STRENGTHS, Runs, seconds_of
+from vivavoce_textnorm.inline_tags import FORMS, SECONDS, STRENGTHS, Runs, seconds_of, unknown_break
 from vivavoce_textnorm.language_id import with_country
 from vivavoce_textnorm.markup import line_end
 from vivavoce_textnorm.types import Piece, Say, TextRun
@@ -189,10 +189,7 @@ def _break(start: int, attributes: Mapping[str, str]) -> float:
     written = attributes.get("time", attributes.get("strength", "medium"))
     found = _TIME.fullmatch(written)
     if not found and ("time" in attributes or written not in STRENGTHS):
-        known = ", ".join(STRENGTHS)
-        raise InvalidText(
-            f"text: break {written!r} at character {start} is unknown; write time='500ms', or one of {known}"
-        )
+        raise unknown_break(written, start)
     return seconds_of(found) if found else STRENGTHS[written]
 
 

@@ -76,6 +76,7 @@ def test_brackets_are_said_in_the_language_of_their_sentence(language: str, text
         "[pause: 2000 ms]",
         '<break time="2s"/>',
         "<break time='2.0s' ></break>",
+        '<break time="2,0S"/>',
     ],
 )
 @pytest.mark.parametrize("text", ["Hi {} there.", "Hi.{}There.", "你好{}再见。", "Hallo{} du."])
@@ -212,6 +213,8 @@ def test_pauses_alone_are_silence(front_end: TextFrontEnd) -> None:
         ('<?xml version="1.0"?><!DOCTYPE speak SYSTEM "http://x"><speak/>', r"SSML with <!DOCTYPE"),
         ("<speak><?do it?></speak>", r"line 1, column 8: SSML with <!DOCTYPE or <\?instructions"),
         (f"<speak>{'<a>' * 40}{'</a>' * 40}</speak>", r"more than 32 elements of SSML are open at character 100"),
+        ('One <break time="500"/>', r"break '500' at character 4 is unknown; write time='500ms'"),
+        ('One <break time="-1s"/>', r"break '-1s' at character 4 is unknown"),
         ('<speak><break time="soon"/>a</speak>', r"break 'soon' at character 7 is unknown"),
         ('<speak><break strength="big"/>a</speak>', r"break 'big' at character 7 is unknown"),
         ('<speak><break time="11s"/>a</speak>', r"pause at character 7 is 11 s, the limit is 10 s"),
