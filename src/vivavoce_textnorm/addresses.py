@@ -52,6 +52,7 @@ _ROMAN = compiled(
     r"(?![\p{Latin}\p{N}&/.]\w|(?<![IVX]{2})['’]\w|[\p{Latin}\p{N}&])"
 )
 _BEFORE_ROMAN = compiled(r"(\p{L}+)\.?[ \u00a0]\Z")
+_COUNT = compiled(r"\s?(\p{Han}|\p{L}+)")
 _SECTION = compiled(r"[.)] \p{Lu}")
 _SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
 _PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
@@ -157,7 +158,11 @@ def read_roman(place: Cursor) -> Found:
     word, value = before[1].lower(), roman_value(found[0])
     after = place.text[found.end() : found.end() + 3]
     alone = found[0] == "I" and after[:1] == " " and after != " of"
-    if word in words.get("counted_in_roman", "").split("|"):
+    count, locale = _COUNT.match(place.text, found.end()), place.locale
+    if len(found[0]) == 1 and count and count[1] in (*locale.digits, *locale.list("small"), *locale.list("tens")):
+        return None  # a name such as X5, whose number was read already
+    numbered = words.get("counted_in_roman", "").split("|")
+    if word in numbered or word.removesuffix("s") in numbered:
         pronoun = alone and before[1].islower() and after[1:2].islower()
         return None if pronoun else (found.end(), voice.cardinal(value), "roman")
     name = before[1][0].isupper() and not before[1].isupper()

@@ -9,6 +9,7 @@ from vivavoce_textnorm.romance import European
 from vivavoce_textnorm.types import Number
 
 _SWAPPED = str.maketrans(".,", ",.")
+_ERA = compiled(r"\s?(?:A\.?D|B\.?C\.?(?:E)?|C\.?E)\b")
 _INCH = compiled(r"(?<=\d)\"")
 
 
@@ -96,7 +97,8 @@ class English(European):
         plural = len(word) > 3 and word[-1] == "s" and word[-2] not in "suia"
         counted = after[:1] == " " and word.islower() and (plural or word in self.not_years)
         cue = before[-1].strip("(") if before else ""
-        if cue not in self.year_cues and (counted or cue in self.number_cues or found[0] < "1100"):
+        era = _ERA.match(after) or found.string[: found.start()].endswith("AD ")
+        if cue not in self.year_cues and not era and (counted or cue in self.number_cues or found[0] < "1100"):
             return None
         return self.year(int(found[0]))
 

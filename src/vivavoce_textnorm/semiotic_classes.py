@@ -376,7 +376,7 @@ def in_formula(place: Cursor, end: int, signs: str = _MATH) -> bool:
     text, low, high = place.text, place.at, end
     while low > max(0, place.at - 40) and text[low - 1] in _MATH_CHARS:
         low -= 1
-    while high < min(len(text), end + 40) and text[high] in _MATH_CHARS:
+    while high < min(len(text), end + 40) and text[high] in _MATH_CHARS and text[high : high + 2] != ", ":
         high += 1
     return any(sign in signs for sign in text[low : place.at] + text[end:high])
 
