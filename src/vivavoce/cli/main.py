@@ -134,7 +134,7 @@ def _root(context: typer.Context, version: bool = flag("Print the version and st
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; `arguments` default to the program's own."""
     given = sys.argv[1:] if arguments is None else arguments
-    if sys.stderr is None:  # closed: messages would go to stdout, and libraries' ones to the next file with its number
+    if sys.stderr is None:  # it was closed: the next file that is opened would get its number, and its messages
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not encode all names

@@ -161,7 +161,7 @@ def speak(
         speech = PartwiseSpeech(tts, parts, voice, keywords, source.stream)
         _write_as_made(speech, text, load_s, output, reporter, source)
     else:
-        with reporter.working("speaking …"), _telling_if_interrupted(output):
+        with reporter.working("speaking …"), _telling_if_interrupted(output, source.stream):
             whole = tts.speak(text, voice, **keywords)
         output.write(whole)
         if subtitles is not None:
@@ -295,7 +295,7 @@ def _write_as_made(
         try:
             timed = clock.timed(pieces)
             # Invalid input fails here, before an existing file is overwritten.
-            with _telling_if_interrupted(output):
+            with _telling_if_interrupted(output, source.stream):
                 first = next(timed)
             with output.stream(speech.tts.sample_rate, speech.tts.card.name) as write:
                 for samples in chain([first], timed):
@@ -313,11 +313,12 @@ def _write_as_made(
 
 
 @contextmanager
-def _telling_if_interrupted(output: Output) -> Iterator[None]:
+def _telling_if_interrupted(output: Output, stream: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print_error(f"interrupted: {output.label} was not written; with --stream, audio is written while it is made")
+        advice = "" if stream else "; with --stream, audio is written while it is made"
+        print_error(f"interrupted: {output.label} was not written{advice}")
         raise
 
 

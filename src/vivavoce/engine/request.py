@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -37,8 +38,10 @@ def check_number(name: str, value: float | None, low: float, high: float, *, who
     if value is None:
         return
     is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if not (is_number and low <= value <= high):
+    if not (is_number and low <= value <= high and math.isfinite(value)):
         number = "whole number" if whole else "number"
+        if not math.isfinite(high):
+            raise InvalidRequest(f"{name}: {value!r} is not a {number} of {low} or more; choose one")
         raise InvalidRequest(f"{name}: {value!r} is outside of {low} … {high}; choose a {number} inside")
 
 

@@ -63,7 +63,7 @@ class ChunkPlan(NamedTuple):
 
     @property
     def unsure(self) -> bool:
-        """Whether the guard may still find a fault in this chunk's tokens, and replace them before it is made."""
+        """Whether the guard may still replace this chunk's tokens, or end the speech before them."""
         its = self.sequence
         guarded = its.first_run is not None and its.cursor is not None  # without heads the guard sees nothing
         return guarded and its.phase is not Phase.DECODED and its.produced < self.seen + SURE_AFTER

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from math import inf, sqrt
-from numbers import Number
+from numbers import Integral, Real
 from pathlib import Path
 
 import torch
@@ -50,7 +50,8 @@ STREAMS = 4_096
 LEAST_ROOM = 1 << 30
 """The fewest bytes beside the weights with which an engine can work."""
 
-_KINDS = {"int": int, "float": Number, "bool": bool, "str": str}
+_KINDS = {"bool": bool, "str": str}
+_NUMBERS = {"int": Integral, "float": Real}
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,13 @@ class EngineSettings(AdmissionLimits):
     def __post_init__(self) -> None:
         for one in fields(self):
             value, (kind, _, may_be_none) = getattr(self, one.name), str(one.type).partition(" | ")
-            if kind in _KINDS and not (value is None and may_be_none):
+            if value is None and may_be_none:
+                continue
+            if kind in _KINDS:
                 check_kind(one.name, value, _KINDS[kind], "see vivavoce.EngineSettings")
+            elif kind in ("int", "float") and (isinstance(value, bool) or not isinstance(value, _NUMBERS[kind])):
+                number = "whole number" if kind == "int" else "number"
+                raise InvalidRequest(f"{one.name}: {value!r} is no {number}; give one, see vivavoce.EngineSettings")
         super().__post_init__()
         for name, low, high in (
             ("slots", 1, 4_096),

@@ -26,6 +26,11 @@ _LARGE_BYTES = 1 << 29
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
+def is_packaged(model: str | Path) -> bool:
+    """Whether this names a model that comes with the package, in letters of any case, and no folder."""
+    return str(model).casefold() in ("mini", UNTRAINED_MODEL) and not Path(model).is_dir()
+
+
 def model_folder(model: str | Path | None) -> Path:
     """The folder of a model. model: a path, the name of a published or built-in model, or None for the default model.
 
@@ -34,10 +39,12 @@ def model_folder(model: str | Path | None) -> Path:
     check_kind("model", model, str | os.PathLike | None, "give a name or a folder")
     if model == "":
         raise ModelNotFound("model: the name is empty; name a model or a folder, or leave it out")
-    if model is None or (str(model).casefold() == "mini" and not Path(model).is_dir()):
+    if model is None:
         return MINI
-    if str(model).casefold() != UNTRAINED_MODEL or Path(model).is_dir():
+    if not is_packaged(model):
         return find_model(model)
+    if str(model).casefold() == "mini":
+        return MINI
     from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
     folder = models_home() / BABBLE

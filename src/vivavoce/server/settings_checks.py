@@ -10,6 +10,7 @@ from pathlib import Path
 from vivavoce.checkpoint.known_models import WrittenModel, find_model, parse_model
 from vivavoce.engine.backends import backend_problems
 from vivavoce.errors import VivavoceError
+from vivavoce.frontend.model_choice import is_packaged
 from vivavoce.server.keys import read_keys
 from vivavoce.server.served_models import contradictory_models, further_sections
 from vivavoce.server.setting_kinds import is_address, is_loopback
@@ -109,7 +110,7 @@ def _model_problems(at: str, written: WrittenModel) -> Iterator[str]:
     """Yield the problems of a model in the settings. at: the prefix of each message, such as "model."."""
     try:
         written.check_file()
-        if written.model not in ("mini", "babble") or Path(written.model).is_dir():
+        if not is_packaged(written.model):
             find_model(written.model)
     except VivavoceError as error:
         yield f"{at}{error}"

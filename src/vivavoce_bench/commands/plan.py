@@ -272,10 +272,10 @@ def _config(model: str) -> ModelConfig:
     from vivavoce.checkpoint.known_models import known_model
     from vivavoce.checkpoint.settings import read_config
     from vivavoce.checkpoint.weights import find_part, read_tensors
-    from vivavoce.frontend.model_choice import model_folder
+    from vivavoce.frontend.model_choice import is_packaged, model_folder
     from vivavoce_bench.random_checkpoint import release_config
 
-    if not Path(model).is_dir() and model not in ("mini", "babble"):
+    if not Path(model).is_dir() and not is_packaged(model):
         return release_config(known_model(model).generation)
     folder = model_folder(model)
     return read_config(folder, read_tensors(find_part(folder, "flow")))

@@ -117,22 +117,25 @@ def error_response(status: int, message: str, code: str, headers: Mapping[str, s
 
 
 def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
-    """One error for the mistakes that a schema found, such as a long text: the first in each field, ten at most."""
+    """One error for the mistakes that a schema found: the first in each field, ten at most.
+
+    InvalidText if the only mistakes are texts that are too long, else InvalidRequest.
+    """
     mistakes: list[str] = []
-    named, is_text = set[str](), True
+    named, only_long = set[str](), True
     # A field may have several types; the most deeply nested mistake belongs to the type that was meant.
     for detail in sorted(details, key=lambda detail: -len(detail["loc"])):
         path = ".".join(_printable(part) for part in detail["loc"] if part not in _NOT_FIELDS) or where
         message = _OBJECT if detail["type"] in ("model_type", "dict_type") else str(detail["msg"])
         long = detail["type"] == "string_too_long"
-        is_text = is_text and long and path.rpartition(".")[2] in ("text", "input")
+        only_long = only_long and long and path.rpartition(".")[2] in ("text", "input")
         value = f"{len(detail['input'])} characters" if long else repr(shown(detail.get("input")))
         given = "" if _is_hidden(detail) else f" (given: {value})"
         if path not in named:
             mistakes.append(f"{path}: {message[:1].lower()}{message[1:]}{given}")
         named |= {path, path.partition(".")[0]}
     more = f"; {len(mistakes) - _MISTAKES} more" if len(mistakes) > _MISTAKES else ""
-    return (InvalidText if is_text else InvalidRequest)(f"{'; '.join(mistakes[:_MISTAKES])}{more}; see /openapi.json")
+    return (InvalidText if only_long else InvalidRequest)(f"{'; '.join(mistakes[:_MISTAKES])}{more}; see /openapi.json")
 
 
 def shown(value: object) -> str:
