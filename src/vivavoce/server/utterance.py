@@ -45,13 +45,29 @@ class Passage:
     is_open: bool = True
     flushes: int = 0
     """Number of flushes to confirm after the passage's audio was sent."""
+    read: str = ""
+    """The text so far without reasoning."""
 
     def push(self, text: str) -> None:
         if text:  # empty pieces are left out: the limit of length does not limit their number
             self.length += len(text)
             held = self.texts.get_nowait() if self.is_blank and not self.texts.empty() else None
-            self.is_blank = not self.reasoning.add(text).strip() and self.is_blank
+            read = self.reasoning.add(text)
+            self.read += read
+            self.is_blank = not read.strip() and self.is_blank
             self.texts.put_nowait((held or "") + text)
+
+    def next(self, first_character: int, reasoning: TextFilter) -> Passage:
+        """The passage behind a flush at this character. It begins with the block of code or the tag that is open."""
+        begun = self.reasoning.open_tag
+        if "```" in self.read or "~~~" in self.read:
+            from vivavoce_textnorm import open_fence
+
+            begun = f"{fence}\n{begun}" if (fence := open_fence(self.read)) else begun
+        passage = Passage(first_character - len(begun), reasoning)
+        passage.push(begun)
+        passage.is_blank = True
+        return passage
 
     def end(self) -> None:
         if self.is_open:
@@ -125,19 +141,14 @@ class StreamedUtterance:
         self._characters += len(text)
 
     async def flush(self) -> None:
-        """Speak the text so far, and confirm the flush when its audio was sent. InvalidRequest: too many flushes wait.
-
-        If the text so far ends within reasoning, the next passage begins with the tag that is open.
-        """
+        """Speak the text so far, and confirm the flush when its audio was sent. InvalidRequest: too many wait."""
         passage = self._passage
         if passage.is_open and not passage.is_blank:
             if self._unspoken >= MAX_WAITING:
                 raise InvalidRequest(f"flush: {MAX_WAITING} are waiting already; send more when some are confirmed")
             passage.end()
             passage.flushes += 1
-            tag = passage.reasoning.open_tag
-            self._next = Passage(self._characters - len(tag), TextFilter(self._reasoning))
-            self._next.push(tag)
+            self._next = passage.next(self._characters, TextFilter(self._reasoning))
         elif not passage.is_open and self._unspoken:
             passage.flushes += 1
         else:

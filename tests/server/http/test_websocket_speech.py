@@ -158,6 +158,19 @@ async def test_a_flush_speaks_the_words_before_open_reasoning_and_keeps_the_rest
         assert of_type(replies, "segment")[-1]["end_character"] == len(f"Hello. <thinking>One, {rest}Go.")
 
 
+async def test_a_flush_within_a_block_of_code_goes_on_within_it() -> None:
+    async with connected() as (client, served):
+        begun, rest = "Look:\n```py\nx = 1\n", "```\nDone."
+        spoken = await answered(client, start(), text(begun), FLUSH, until="flushed")
+        assert audio_of(spoken) == pcm(len(begun))
+        assert await answered(client, text("\n"), FLUSH, until="flushed") == [{"type": "flushed"}]
+        replies = await answered(client, text(rest), END)
+        assert len(served.speaker.orders) == 2
+        # The second order begins with the fence again, so that the reading knows that it is within code.
+        assert len(audio_of(replies)) == len(pcm(len(f"```\n\n{rest}")))
+        assert of_type(replies, "segment")[-1]["end_character"] == len(f"{begun}\n{rest}")
+
+
 async def test_passages_that_were_flushed_ahead_come_in_order_as_one_request_at_a_time() -> None:
     async with connected(keys=FakeKeys(concurrent=1)) as (client, _):
         await send(client, start(seed=3, api_key="secret"))
