@@ -146,7 +146,7 @@ def tracks_of(out: str, split: bool, book: Book, chosen: Sequence[int]) -> list[
         tracks = [Track(Path(out), book.title, tuple(chosen))]
     else:
         pattern = out if "{" in Path(out).name else str(Path(out) / "{number} {title}.m4b")
-        for field in re.findall(r"\{[^{}]*\}", pattern):
+        for field in re.findall(r"\{[^{}]*\}", Path(pattern).name):
             if field not in ("{number}", "{title}"):
                 raise InvalidRequest(f"output: {field} in {out!r} is unknown; use {{number}} and {{title}}")
         if "{number}" not in pattern and len(chosen) > 1:

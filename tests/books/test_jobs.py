@@ -96,6 +96,8 @@ def test_a_text_is_spoken_in_the_background(tmp_path: Path) -> None:
         assert soundfile.info(io.BytesIO(answer.content)).duration == pytest.approx(job["audio_seconds"], abs=0.2)
         ranged = world.client.get(f"{JOBS}/{made['id']}/audio", headers={"range": "bytes=10-99"})
         assert (ranged.status_code, ranged.content) == (206, answer.content[10:100])
+        for ignored in ({"range": "pages=1-2"}, {"range": "bytes=99999999-", "if-range": '"other"'}):
+            assert world.client.get(f"{JOBS}/{made['id']}/audio", headers=ignored).content == answer.content
         for given, status, code in (("bytes=x", 400, "invalid_request"), ("bytes=99999999-", 416, "invalid_range")):
             refused = world.client.get(f"{JOBS}/{made['id']}/audio", headers={"range": given})
             assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)

@@ -226,7 +226,12 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
     ) -> Response:
         job = jobs.get(identity, principal)
         if form is None and job.record.status == "done":
-            if refused := _range_refused(request.headers.get("range", ""), job.audio.stat().st_size, _UNCACHED):
+            given = request.headers.get("range", "")
+            if not _is_of_bytes(given):
+                request.scope["headers"] = [one for one in request.scope["headers"] if one[0] != b"range"]
+            elif "if-range" not in request.headers and (
+                refused := _range_refused(given, job.audio.stat().st_size, _UNCACHED)
+            ):
                 return refused
             name, kind = f"{job.record.title or identity}.{job.record.response_format}", job.record.response_format
             return FileResponse(job.audio, media_type=MEDIA[kind], filename=name, headers=_UNCACHED)
@@ -387,9 +392,16 @@ def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
     return StreamingResponse(content, 206 if partial else 200, headers, "audio/wav")
 
 
+def _is_of_bytes(given: str) -> bool:
+    """Whether a range is one of bytes; HTTP wants that others are ignored."""
+    return given.partition("=")[0].strip().lower() in ("", "bytes")
+
+
 def _range_refused(given: str, size: int, headers: dict[str, str]) -> Response | None:
-    """The answer to a range behind the audio's end. InvalidRequest: it is no range; several ranges are one."""
-    if given and not re.fullmatch(r"bytes=(\s*(\d{1,15}-\d{0,15}|-\d{1,15})\s*(,|\Z))+", given):
+    """The answer to a range behind the audio's end. InvalidRequest: it is no range. Several ranges are accepted."""
+    if not (given and _is_of_bytes(given)):
+        return None
+    if not re.fullmatch(r"(?i:bytes)\s*=(\s*(\d{1,15}-\d{0,15}|-\d{1,15})\s*(,|\Z))+", given):
         raise InvalidRequest(f"range: {given[:40]!r} is not a range; send one such as bytes=0-99, or leave it out")
     begin, end = _range(given, size)
     if begin < end:
@@ -401,9 +413,9 @@ def _range_refused(given: str, size: int, headers: dict[str, str]) -> Response |
 
 def _range(given: str, size: int) -> tuple[int, int]:
     """First byte and end for "bytes=FIRST-", "bytes=FIRST-LAST" or "bytes=-COUNT"; other forms give the whole file."""
-    unit, _, span = given.partition("=")
-    first, dash, last = span.strip().partition("-")
-    if unit != "bytes" or not dash or not all(one.isdecimal() and len(one) < 16 for one in (first, last) if one):
+    first, dash, last = given.partition("=")[2].strip().partition("-")
+    numbers = [one for one in (first, last) if one]
+    if not (_is_of_bytes(given) and dash and all(one.isdecimal() and len(one) < 16 for one in numbers)):
         return 0, size
     if first:
         return int(first), min(size, int(last) + 1) if last else size
