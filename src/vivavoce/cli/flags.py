@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, get_type_hints
@@ -95,7 +94,7 @@ class PlainCommand(TyperCommand):
         for name in (one.name for one in self.params if getattr(one, "metavar", None) == "TEXT"):
             given = ctx.params[name]
             for text in given if isinstance(given, (list, tuple)) else [given or ""]:
-                utf8(f"{name}:", os.fsencode(text))
+                utf8(f"{name}:", text.encode(errors="surrogateescape"))  # of any locale
         return super().invoke(ctx)
 
     @staticmethod
