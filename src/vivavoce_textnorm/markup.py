@@ -18,9 +18,10 @@ _HTML = (
     "link|main|mark|meta|nav|ol|option|p|phoneme|pre|prosody|q|s|samp|say-as|script|section|select|small|span|speak|strike|"
     "strong|style|sub|summary|sup|svg|table|tbody|td|textarea|tfoot|th|thead|time|title|tr|tt|u|ul|var|video|voice|break"
 )
-# A tag's first attribute has a value, or is one of these: <b and c> is no tag.
-_BOOLEAN = (
-    "async|autoplay|checked|controls|defer|disabled|hidden|ismap|loop|multiple|muted|open|required|reversed|selected"
+# A letter and words without a value, not closed by a tag, are a comparison: a<b and c>d.
+_COMPARED = (
+    r"<(?P<one>[a-zA-Z])\s+(?!hidden|inert|download|item)[^<>=]*>"
+    r"(?!(?:(?!<(?P=one)\b)[\s\S]){0,2000}?</(?P=one)\s*>)"
 )
 _PAUSING = compiled(
     r"(?i:address|article|blockquote|br|caption|d[dt]|div|figcaption|footer|h[1-6r]|header|li|p|pre|section|table|t[dhr]|title)"
@@ -73,12 +74,11 @@ _VALUE_BEHIND = (
     "list|lists|array|arrays|vector|vectors|interval|range|set|pair|tuple|matrix|values?|numbers|digits|coordinates|point|"
     "input|output|result|returns?|returned|gives?|gave|prints?|printed|contains?|has|have|had|become|becomes|got|get"
 )
-# Behind these words, and between a name and these verbs, one number in brackets is a citation even within a sentence.
+# Behind these words, one number in brackets is a citation even within a sentence.
 _CITING = (
-    r"(?:(?<=(?<!\p{L})(?i:stud(?:y|ies)|papers?|works?|authors?|al\.|colleagues|researchers|scientists|articles?|"
-    r"reviews?|surveys?|experiments?|trials?|findings|literature|research|studien?|autor(?:en|es|i)|estudios?|études?|"
-    r"auteurs|studi|исследовани[еяй]|авторы))|(?<=\p{Lu}\p{Ll}+)(?= \S+ (?:show|found|report|prove|propose|argue|claim|"
-    r"describe|suggest|demonstrate|note|observe|introduce|conclude|present|use|wrote|write)))"
+    r"(?<=(?<!\p{L})(?i:(?:the|this|that|an?|one|another|recent|previous|earlier) (?:study|paper|review|survey)|"
+    r"studies|papers|authors|al\.|colleagues|researchers|scientists|reviews|surveys|findings|literature|research|studien|"
+    r"autor(?:en|es|i)|estudios|études|auteurs|studi|исследовани[яй]|авторы))"
 )
 _INDEXED = (
     r"(?<=(?<![\p{Latin}\p{N}])[a-z][a-zA-Z\d_]{0,40}(?:\[\d+\]){0,3})"
@@ -122,14 +122,15 @@ _SUSPENDED = compiled(r"(?i:and|or|to|und|oder|bis|sowie|bzw|et|ou|или)")
 _INDEX = compiled(r"\[(?=\d)|(?<=\d)\]")
 _SPOKEN = compiled(r"[\p{L}\p{N}]")
 _HEAD = compiled(r"[\p{L}'’-]*\Z")
+_HEADING = r"={2,6}[ \t]*(?=\p{L}[^=\n]{0,200}={2,6}[ \t]*(?:\n|\Z))"
 _PARTS = (
-    rf"(?P<fence>{_LINE}(?P<f>```|~~~)[^\n]*\n(?P<program>(?:(?!{_LINE}(?P=f))[^\n]*(?:\n|(?<=[^\n])\Z))*+)"
-    rf"(?:{_LINE}(?P=f)[^\n]*|\Z))",
+    rf"(?P<fence>{_LINE}(?P<f>```|~~~(?=[ \t]*\S*[ \t]*\n))[^\n]*\n"
+    rf"(?P<program>(?:(?!{_LINE}(?P=f))[^\n]*(?:\n|(?<=[^\n])\Z))*+)(?:{_LINE}(?P=f)[^\n]*|\Z))",
     r"(?P<code>(?P<tick>`{1,2})(?!`)(?P<inner>[^`\n]{1,1000})(?P=tick)(?!`))",
     r"(?P<comment><!--(?:(?!-->)[\s\S]){0,2000}+-->|<(?P<hidden>script|style)\b[^<>]{0,500}>"
     r"(?:(?!</(?P=hidden))[\s\S]){0,2000}+</(?P=hidden)\s*>)",
     r"(?P<auto><(?P<target>(?=\p{L})(?:https?://|mailto:)?[^\s<>@]{1,500}[@./:][^\s<>]{1,500})>)",
-    rf"(?P<html></?(?P<name>(?i:{_HTML}))(?:\s+(?i:[\w:@.-]{{1,40}}\s*=|{_BOOLEAN}\b)[^<>]{{0,1000}})?\s*/?>"
+    rf"(?P<html>(?!{_COMPARED})</?(?P<name>(?i:{_HTML}))(?:\s[^<>]{{0,1000}})?\s*/?>"
     r"|</?[A-Za-z][\w:.-]{0,40}"
     r"(?:\s+[\w:-]{1,40}\s*=\s*(?:\"[^\"<>]{0,500}\"|'[^'<>]{0,500}'))++\s*/?>|</[A-Za-z][\w:.-]{0,40}>)",
     r"(?P<entity>&(?:[A-Za-z][A-Za-z0-9]{1,30}|#\d{1,7}|#[xX][\da-fA-F]{1,6});)",
@@ -138,7 +139,7 @@ _PARTS = (
     r"(?:\((?:[^()\s]|\([^()\s]*\)){0,1000}(?: \"[^\"\n]*\")?\)|\[[^\[\]\n]{0,100}\]))",
     rf"(?P<rule>{_LINE}(?P<r>[-*_=])(?:[ \t]*(?P=r)){{2,}}[ \t]*(?=\n|\Z))",
     rf"(?P<row>{_LINE}\|?[ \t]*:?-{{3,}}:?[ \t]*(?:\|[ \t]*:?-{{3,}}:?[ \t]*)+\|?[ \t]*(?=\n|\Z))",
-    rf"(?P<block>{_LINE}(?:(?:[-*+•▪◦‣·–][ \t]+(?:\[[ xX]\][ \t]+)?|\#{{1,6}}[ \t]+|={{2,6}}[ \t]*(?=\p{{L}})|>[ \t]?)"
+    rf"(?P<block>{_LINE}(?:(?:[-*+•▪◦‣·–][ \t]+(?:\[[ xX]\][ \t]+)?|\#{{1,6}}[ \t]+|{_HEADING}|>[ \t]?)"
     r"(?=\S))+)",
     rf"(?P<listed>{_LINE}\d{{1,3}}(?P<paren>[.)])(?=[ \t]+\S))",
     r"(?P<cell>[ \t]*\|(?!\|)[ \t]*)",
@@ -232,7 +233,8 @@ def open_fence(text: str) -> str:
     sign = ""
     for line in text.split("\n"):
         begun = line.lstrip(" \t")
-        if begun[:3] in ("```", "~~~") and sign in ("", begun[:3]) and (sign or "`" not in begun[3:]):
+        opens = "`" not in begun[3:] and (begun[:3] == "```" or len(begun[3:].split()) < 2)
+        if begun[:3] in ("```", "~~~") and sign in ("", begun[:3]) and (sign or opens):
             sign = "" if sign else begun[:3]
     return sign
 

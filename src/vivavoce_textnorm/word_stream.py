@@ -233,6 +233,8 @@ class WordStream:
         if not {"ja", "yue"} & {told, self._language}:  # these two are detected from each sentence
             self._language = told
         kept = "".join(found[0] for sign in (_MARKED, _OPENED) for found in sign.finditer(self._text, 0, cut))
+        if fence := open_fence(self._text[:cut]):
+            kept = f"{fence}\n"
         self._text, cut = kept + self._text[cut:], cut - len(kept)
         self._offset += cut
         self._given, self._seen, self._tried = self._given - cut, self._seen - cut, self._tried - cut

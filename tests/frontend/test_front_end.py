@@ -329,6 +329,7 @@ def test_a_sentence_that_is_silent_ends_no_stream(front_end):
         "Here you are:\n```bash\nmake all\n```\nThat is everything.",
         "Look at this.\n~~~\nls -l\n\ncd here. Go on.\n~~~\nDone now, my friend.",
         "And this one:\n```python\nprint(1)",
+        "~~~ So cute!\nThen we left, and it was good.",
     ],
 )
 def test_fenced_code_is_read_alike_whole_and_in_pieces(front_end, by, text):

@@ -251,7 +251,7 @@ class FrontEnd:
                     watched=options.follows, flow_steps=options.steps, adapter=options.adapter_of(""),
                 )  # fmt: skip
                 said = self.text.piece(words)
-                found = self.text.words(text.text[past:read], said, begin + past) if options.follows else ()
+                found = self.text.words(text.between(past, read), said, begin + past) if options.follows else ()
                 spans = tuple(one._replace(first=one.first + given, last=one.last + given) for one in found)
                 yield PlannedSegment(request, begin, begin + read, spans)
                 past, given = read, given + len(ids)

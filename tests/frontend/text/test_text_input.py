@@ -20,9 +20,11 @@ LEFT_OUT = [
     ("Hello. <think>It never ends, \ud83d\ude00", "Hello.  "),
     ("Hello.</think>You.", "Hello. You."),
     ("<think>a<think>b</think>c</think>Hello.", " c Hello."),
-    ('<tool_call>{"name": "x"}</tool_call> Done.<Function_Call>1 < 2</function_call>', "  Done. "),
-    ("One<reflection>hm</reflection>two <analysis>hm", "One two  "),
-    ("A <tool> and <analysis_b> are no calls.", "A <tool> and <analysis_b> are no calls."),
+    ('<tool_call>{"name": "x"}</tool_call> Done.<Function_Call>\n1 < 2</function_call>', "  Done. "),
+    ("Set <tool_call> to five. <function_calls>", "Set <tool_call> to five. <function_calls>"),
+    ("My <thought> is this: so <tool_result> is five.", "My <thought> is this: so <tool_result> is five."),
+    ("<analysis>The market rose.</analysis>", "<analysis>The market rose.</analysis>"),
+    ("A <tool> and <tool_calls_b> are no calls.", "A <tool> and <tool_calls_b> are no calls."),
     ("我<think>想一想</think>好。", "我 好。"),
     ("Write `<think>` and <thin> and <b>1</b> <", "Write `<think>` and <thin> and <b>1</b> <"),
     ("", ""),
@@ -66,6 +68,8 @@ def test_reasoning_that_is_read_loses_its_tags():
         ("<think>a<think>b</think>c</think>Hello.", " Hello."),
         ("Be kind.<|endofprompt|>\x00So be it.</think>Hello", "Be kind.<|endofprompt|> Hello"),
         ("Close it with `</think>` and go on.</tool_call>", "Close it with ` ` and go on. "),
+        ("Use the </think> tag to end it.</think>", "Use the   tag to end it. "),
+        ('Close it with </analysis>\nin XML. Type "</think>\nNow', 'Close it with </analysis>\nin XML. Type " \nNow'),
     ],
 )
 def test_what_stands_before_a_lone_closing_tag_of_a_whole_text_is_reasoning(text, kept):

@@ -98,10 +98,7 @@ def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) 
 
     marks: the model's special tokens, to read brackets and SSML; None: both are plain text. An SSML document is a
     single sentence, no sentence ends inside a bracket or fenced code, and pauses before the first words belong to the
-    first sentence.
-
-    Raises:
-        InvalidText: a piece or the SSML is too long or not a text; the SSML or a bracket is invalid.
+    first sentence. InvalidText: a piece or the SSML is too long or not a text; the SSML or a bracket is invalid.
     """
     if marks is None:
         yield from _split(pieces)
@@ -111,8 +108,7 @@ def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) 
         yield Sentence(ssml, 0, detect_language("".join(run.plain for run in find_runs(ssml, marks))))
     held, begun, whole = None, False, KeptPieces(pieces)
     for one in _split(whole):
-        if held:
-            one = Sentence(whole.text[held.start : one.end], held.start, one.language)
+        one = Sentence(whole.between((held or one).start, one.end), (held or one).start, one.language)
         begun = begun or any(run.said or is_speakable(run.plain) for run in find_runs(one.text, marks))
         held = None if begun and not (OPEN_BRACKET.search(one.text) or open_fence(one.text)) else one
         if held is None:
@@ -122,15 +118,20 @@ def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) 
 
 
 class KeptPieces:
-    """Iterates over pieces of a text. text: the pieces so far, joined."""
+    """Iterates over pieces of a text, and joins them."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
-        self._pieces, self.text = pieces, ""
+        self._pieces, self._text, self._start = pieces, "", 0
 
     def __iter__(self) -> Iterator[str]:
         for piece in self._pieces:
-            self.text += piece
+            self._text += piece
             yield piece
+
+    def between(self, low: int, high: int) -> str:
+        """The text between two characters; what stands before it is forgotten."""
+        self._text, self._start = self._text[low - self._start :], low
+        return self._text[: high - low]
 
 
 def _split(pieces: Iterable[str]) -> Iterator[Sentence]:
@@ -150,9 +151,8 @@ class SentenceSplitter:
     after `_FIRST_CLAUSE`. Text longer than `MAX_HELD` is cut at the last clause end, else at white space, else
     anywhere.
 
-    White space around sentences is removed; nothing else is. The cuts depend only on the text, and not on how it was
-    divided into pieces. Each sentence contains a letter or a number, except perhaps the last sentence, or one that was
-    cut because of its length.
+    White space around sentences is removed; nothing else is. The cuts depend only on the text, not on its pieces. Each
+    sentence contains a letter or a number, except perhaps the last sentence, or one that was cut for its length.
     """
 
     def __init__(self) -> None:

@@ -33,19 +33,20 @@ _LANGUAGES: Mapping[str, Language | None] = {
 }
 
 _SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # other text stays as it is
-_TAG = "(?:think(?:ing)?|thought|reasoning|reflection|analysis|(?:tool|function)_(?:calls?|responses?|results?))"
+_TAG, _CALL = "(?:think(?:ing)?|reasoning)", "(?:tool|function)_calls?"
 _LEFT_OUT = regex.compile(
-    "(?P<pair>[\ud800-\udbff][\udc00-\udfff])"
-    r"|(?P<lost>\x1b\[[\d;?]*[@-~]|[[\p{Cc}\p{Cs}\uFFFD]--\s])"
-    rf"|(?<!`)<(?P<opened>{_TAG})(?:\s[^<>]{{0,200}})?>|</(?P<closed>{_TAG})\s{{0,20}}>",
+    r"(?P<pair>[\ud800-\udbff][\udc00-\udfff])|(?P<lost>\x1b\[[\d;?]*[@-~]|[[\p{Cc}\p{Cs}\uFFFD]--\s])"
+    rf"|(?<!`)<(?P<opened>{_TAG})(?:\s[^<>]{{0,200}})?>|(?<!`)<(?P<opened>{_CALL})>(?= {{0,20}}[{{\[\r\n])"
+    rf"|</(?P<closed>{_TAG}|{_CALL})\s{{0,20}}>",
     regex.V1 | regex.IGNORECASE,
 )
 # The end of a piece that the next piece may complete to a match of `_LEFT_OUT`.
 _UNFINISHED = regex.compile(
-    "(?:[\ud800-\udbff]|"
-    rf"\x1b(?:\[[\d;?]{{0,20}})?|`|`?<(?:/?[a-z_]{{0,18}}|{_TAG}\s[^<>]{{0,200}}|/{_TAG}\s{{0,20}}))\Z",
+    rf"(?:[\ud800-\udbff]|\x1b(?:\[[\d;?]{{0,20}})?|`|`?<(?:/?[a-z_]{{0,14}}|{_TAG}\s[^<>]{{0,200}}"
+    rf"|{_CALL}> {{0,20}}|/(?:{_TAG}|{_CALL})\s{{0,20}}))\Z",
     regex.IGNORECASE,
 )
+_REASONED = regex.compile(r"(?<!\p{Quotation_Mark}|`)</(?i:think(?:ing)?)\s{0,20}>(?:[ \t]*\r?\n\s*\S|\p{Lu})")
 _MOST_HELD = 240
 
 
@@ -81,9 +82,9 @@ class TextFilter:
 
     A UTF-16 surrogate pair becomes one character. Lone surrogates, U+FFFD (the mark of lost characters), control
     characters other than white space, and terminal colour codes are removed. Reasoning of a chat model, from `<think>`
-    or the like to its closing tag or the text's end, becomes one space, as does a call of a tool (`<tool_call>`); with
-    reasoning="read", only tags of reasoning do. If the whole text comes as one piece, all before a closing tag that was
-    not opened is reasoning, too.
+    or the like to its closing tag or the text's end, becomes one space, as does a call of a tool (`<tool_call>{`); with
+    reasoning="read", only tags of reasoning do. If the whole text comes as one piece, all before a `</think>` that was
+    not opened, and that ends a line or touches a capital letter, is reasoning, too.
     """
 
     def __init__(self, reasoning: Reasoning = "silent") -> None:
@@ -111,12 +112,11 @@ class TextFilter:
                 continue
             kept += "" if self._open else text[at : found.start()]
             is_lone = found["closed"] and not self._open
-            if is_whole and is_lone and "_" not in found["closed"] and text[found.start() - 1 : found.start()] != "`":
+            if is_whole and is_lone and _REASONED.match(text, found.start()):
                 kept = "".join(kept.rpartition("<|endofprompt|>")[:2])
                 self._moved = [one for one in self._moved if one[0] <= len(kept)]
-            at, self._open = found.end(), ""
-            if found["opened"] and not (self._is_read and "_" not in found["opened"]):
-                self._open = found["opened"].lower()
+            opens = found["opened"] and not (self._is_read and "_" not in found["opened"])
+            at, self._open = found.end(), found["opened"].lower() if opens else ""
             kept += " " if found["opened"] or is_lone else readable(found[0]) if found["pair"] else ""
             self._moved.append((self._kept + len(kept), self.taken + at - self._kept - len(kept)))
         kept += "" if self._open else text[at:]
