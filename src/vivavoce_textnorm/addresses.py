@@ -30,7 +30,8 @@ _IP6 = compiled(
     rf"(?<![[\w]--[{CJK}]]|:)(?:(?:{_HEX}:){{7}}{_HEX}|(?:{_HEX}(?::{_HEX}){{0,6}})?::(?:{_HEX}(?::{_HEX}){{0,6}})?"
     rf"|(?:[\da-fA-F]{{2}}[:-]){{5}}[\da-fA-F]{{2}}"
     rf"|(?=[a-fA-F:]*\d)(?=[\d:]*[a-fA-F])(?:[\da-fA-F]{{2}}:){{2,4}}[\da-fA-F]{{2}}"
-    rf"|\d[a-fA-F]:[\da-fA-F]{{2}}|\d\d:(?:\d[a-fA-F]|[a-fA-F]\d))(?![[\w]--[{CJK}]]|:|\.\w)"
+    rf"|(?<=(?:MAC|IP|设备|設備|地址)[是为：: ]*(?:[\da-fA-F]{{2}}:[\da-fA-F]{{2}}[和、])*)"
+    rf"(?:\d[a-fA-F]:[\da-fA-F]{{2}}|\d\d:(?:\d[a-fA-F]|[a-fA-F]\d)))(?![[\w]--[{CJK}]]|:|\.\w)"
 )
 _FILE = r"[^\s\\:*?\"<>|，。、；]"
 _PATH = compiled(
@@ -52,7 +53,6 @@ _ROMAN = compiled(
     r"(?![\p{Latin}\p{N}&/.]\w|(?<![IVX]{2})['’]\w|[\p{Latin}\p{N}&])"
 )
 _BEFORE_ROMAN = compiled(r"(\p{L}+)\.?[ \u00a0]\Z")
-_COUNT = compiled(r"\s?(\p{Han}|\p{L}+)")
 _SECTION = compiled(r"[.)] \p{Lu}")
 _SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
 _PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
@@ -158,9 +158,6 @@ def read_roman(place: Cursor) -> Found:
     word, value = before[1].lower(), roman_value(found[0])
     after = place.text[found.end() : found.end() + 3]
     alone = found[0] == "I" and after[:1] == " " and after != " of"
-    count, locale = _COUNT.match(place.text, found.end()), place.locale
-    if len(found[0]) == 1 and count and count[1] in (*locale.digits, *locale.list("small"), *locale.list("tens")):
-        return None  # a name such as X5, whose number was read already
     numbered = words.get("counted_in_roman", "").split("|")
     if word in numbered or word.removesuffix("s") in numbered:
         pronoun = alone and before[1].islower() and after[1:2].islower()

@@ -70,7 +70,7 @@ _CLOCK = compiled(
     r"(?: ?h(?:(?:ou)?rs?)?(?!\p{L}))?"
 )
 _RATIO = compiled(
-    r"(?<!(?<!\p{L})(?:\p{Lu}{1,6}-|(?:ISBN|EAN|GTIN) ))"  # the number of a name: ISBN-13: 978…, COVID-19: 5 facts
+    r"(?<!(?<!\p{L})(?:ISBN|ISSN|ISMN|EAN|UPC|GTIN|COVID)[ -])"  # the number of a name: ISBN-13: 978…
     rf"{START}(?P<a>\d+(?:[.,]\d{{1,2}})?)\s?[:：∶]\s?(?P<b>\d+(?:[.,]\d{{3}})*(?:[.,]\d{{1,2}})?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
 )
 _DASHED = compiled(rf"(?P<space>\s?){DASH}(?P=space)(?=[-−]?[\d$€£¥￥₩.])")
@@ -86,8 +86,9 @@ _PHONE = compiled(
 _DIGITS = compiled(r"\d+")
 # Before these names, "a.m." does not end a sentence: 9 a.m. PT, 9 a.m. Monday, 9 a.m. May 5.
 _OF_TIME = compiled(
-    r" (?:[ECMP][SD]?T|[A-Z]{1,2}[SD]T|GMT|UTC|CET|HKT|SGT|Eastern|Pacific|Central|Mountain"
-    r"|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+    r" (?:[ECMP][SD]?T|AK[SD]T|HST|GMT|UTC|BST|CES?T|EES?T|MSK|[IJK]ST|HKT|SGT|A[CEW][SD]T|NZ[SD]T"
+    r"|(?:Eastern|Pacific|Central|Mountain)(?= (?:Standard |Daylight )?Time)"
+    r"|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day(?=[.,;:!?)]|\s*\Z|,? \d)"
     r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\p{Ll}*\.? \d\d?)(?![\p{L}\d])"
 )
 # A range before a hyphened noun: a 5-10-minute walk.

@@ -100,12 +100,11 @@ class Verbalizer(ABC):
     def one_by_one(self, written: str, phone: bool = False) -> str:
         """Say digits by name and letters as they are, with pauses between groups; long numbers are cut into groups."""
         written = _LONG.sub(lambda found: " ".join(_PAUSED.findall(found[0])), written)
-        said = [
+        said = (
             self.join(*(self.digits(one, phone) if one.isdecimal() else one for one in _RUN.findall(group)))
             for group in _GROUP.findall(written)
-        ]
-        # A short number of two groups is said at one go, as 2-502.
-        tight = "，" if sum(map(str.isalnum, written)) > 6 or len(said) > 2 else ""
+        )
+        tight = "，" if sum(map(str.isalnum, written)) > 6 else ""  # 021-5555: a short number is said at one go
         return (", " if self.locale.joint else tight).join(said)
 
     def secret(self, written: str) -> str:
