@@ -45,6 +45,12 @@ def test_text_comes_from_argument_file_or_stdin(run: Run) -> None:
         assert Path(name).read_bytes() == expected, name
 
 
+def test_reasoning_before_a_lone_closing_tag_is_silent(run: Run) -> None:
+    run("speak", "Hello.", "-o", "answer.wav")
+    run("speak", "I should be brief.</think>\nHello.", "-o", "reasoned.wav")
+    assert np.array_equal(read_wav(Path("reasoned.wav")), read_wav(Path("answer.wav")))
+
+
 @pytest.mark.parametrize(("text", "options"), [("😀", []), ("`x = 1`", ["--code", "silent"]), ("***", ["--stream"])])
 def test_a_text_without_words_is_silence_and_a_note(run: Run, text: str, options: list[str]) -> None:
     result = run("speak", text, *options)

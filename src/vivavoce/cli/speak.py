@@ -145,8 +145,8 @@ def speak(
         from vivavoce.frontend.speech import warnings_of
         from vivavoce.frontend.text.text_input import TextFilter
 
-        read = (text[at : at + PART_CHARS] for at in range(0, len(text), PART_CHARS))
-        text = "".join(TextFilter(keywords["reasoning"]).stream(read))
+        reasoning, begins = TextFilter(keywords["reasoning"]), range(0, len(text), PART_CHARS)
+        text = "".join(reasoning.add(text[at : at + PART_CHARS], is_last=at == begins[-1]) for at in begins)
     engine = EngineChoice(watermark=source.watermark)
     tts, load_s = load_model(model, reporter, engine, backends, adapter=manner.adapter)
     with reporter.working("listening …" if manner.transcript else "starting …"):

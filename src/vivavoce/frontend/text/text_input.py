@@ -83,7 +83,7 @@ class TextFilter:
     A UTF-16 surrogate pair becomes one character. Lone surrogates, U+FFFD (the mark of lost characters), control
     characters other than white space, and terminal colour codes are removed. Reasoning of a chat model, from `<think>`
     or the like to its closing tag or the text's end, becomes one space, as does a call of a tool (`<tool_call>{`); with
-    reasoning="read", only tags of reasoning do. If the whole text comes as one piece, all before a `</think>` that was
+    reasoning="read", words of reasoning stay. If the whole text comes as one piece, all before a `</think>` that was
     not opened, and that ends a line or touches a capital letter, is reasoning, too.
     """
 
