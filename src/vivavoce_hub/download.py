@@ -215,7 +215,7 @@ def open_client(base: str, **options: Any) -> httpx.Client:
 
 
 def proxy_note(url: str) -> str:
-    """Words for an error of the network: the variable of the proxy on the way to `url`; empty: there is no proxy."""
+    """Words for an error of the network: the variable that names the proxy on the way to `url`; "" without a proxy."""
     to = httpx.URL(url)
     found = _variables(f"{to.scheme}_proxy") or _variables("all_proxy")
     return f" through the proxy of {found[0]}" if found and not is_local(url) and not proxy_bypass(to.host) else ""

@@ -23,7 +23,7 @@ from vivavoce.errors import InvalidRequest
 @pytest.mark.parametrize(
     ("settings", "field"),
     [({"slots": 0}, "slots"), ({"slots": 5_000}, "slots"), ({"max_waiting": 0}, "max_waiting"),
-     ({"slots_share": 0.0}, "slots_share"), ({"slots": "4"}, "slots: '4' is no whole number"),
+     ({"slots_share": 0.0}, "slots_share"), ({"slots": "4"}, "slots: '4' is not a whole number"),
      ({"slots": 2.5}, "slots: 2.5 is"), ({"slots": True}, "slots: True is"),
      ({"memory_bytes": "8G"}, "memory_bytes: '8G' is"), ({"tp": "2"}, "tp: '2' is"),
      ({"max_waiting": None}, "max_waiting: None is"), ({"headroom": "0.5"}, "headroom: '0.5' is"),

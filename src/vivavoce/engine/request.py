@@ -34,7 +34,7 @@ MAX_TOKENS = 100_000
 
 
 def check_number(name: str, value: float | None, low: float, high: float, *, whole: bool = False) -> None:
-    """InvalidRequest: the value is no number, or out of its limits. None passes."""
+    """InvalidRequest: the value is not a number, or is out of its limits. None passes."""
     if value is None:
         return
     is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)

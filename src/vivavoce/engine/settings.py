@@ -101,7 +101,7 @@ class EngineSettings(AdmissionLimits):
                 check_kind(one.name, value, _KINDS[kind], "see vivavoce.EngineSettings")
             elif kind in ("int", "float") and (isinstance(value, bool) or not isinstance(value, _NUMBERS[kind])):
                 number = "whole number" if kind == "int" else "number"
-                raise InvalidRequest(f"{one.name}: {value!r} is no {number}; give one, see vivavoce.EngineSettings")
+                raise InvalidRequest(f"{one.name}: {value!r} is not a {number}; see vivavoce.EngineSettings")
         super().__post_init__()
         for name, low, high in (
             ("slots", 1, 4_096),

@@ -398,7 +398,7 @@ def _is_of_bytes(given: str) -> bool:
 
 
 def _range_refused(given: str, size: int, headers: dict[str, str]) -> Response | None:
-    """The answer to a range behind the audio's end. InvalidRequest: it is no range. Several ranges are accepted."""
+    """The answer to a range behind the audio's end. InvalidRequest: it is not a range. Several ranges are accepted."""
     if not (given and _is_of_bytes(given)):
         return None
     if not re.fullmatch(r"(?i:bytes)\s*=(\s*(\d{1,15}-\d{0,15}|-\d{1,15})\s*(,|\Z))+", given):
