@@ -7,9 +7,8 @@ import shlex
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from io import BytesIO
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,9 +225,11 @@ def read_text(argument: str | None, file: str | None) -> str:
 def _read_file(path: str) -> str:
     label = "stdin" if path == STDIN else path
     try:
-        source = nullcontext(sys.stdin.buffer if sys.stdin is not None else BytesIO()) if path == STDIN else None
-        with source or Path(path).open("rb") as opened:
-            content = opened.read(MAX_TEXT_BYTES + 1)
+        if path == STDIN:
+            content = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1) if sys.stdin is not None else b""
+        else:
+            with Path(path).open("rb") as opened:
+                content = opened.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise InvalidRequest(f"file: {label!r} cannot be read ({error.strerror}); check the path") from None
     if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16 has zero bytes, too

@@ -33,12 +33,16 @@ MAX_TOKENS = 100_000
 """Limit of `max_tokens`, above the size of any slot; a request that does not fit its slot is refused later."""
 
 
+def is_number(value: object, *, whole: bool = False) -> bool:
+    """Whether this is a number, of numpy too, and not True or False."""
+    return isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+
+
 def check_number(name: str, value: float | None, low: float, high: float, *, whole: bool = False) -> None:
     """InvalidRequest: the value is not a number, or is out of its limits. None passes."""
     if value is None:
         return
-    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if not (is_number and low <= value <= high and math.isfinite(value)):
+    if not (is_number(value, whole=whole) and low <= value <= high and math.isfinite(value)):
         number = "whole number" if whole else "number"
         if not math.isfinite(high):
             raise InvalidRequest(f"{name}: {value!r} is not a {number} of {low} or more; choose one")

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from math import inf, sqrt
-from numbers import Integral, Real
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from vivavoce.engine.adapters import MAX_ADAPTERS
 from vivavoce.engine.admission import AdmissionLimits
 from vivavoce.engine.backends import backend_problems
 from vivavoce.engine.device import FRAME_SIZES, rounded
-from vivavoce.engine.request import FlowSteps
+from vivavoce.engine.request import FlowSteps, is_number
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.models.build import LanguageModel, Models
@@ -51,7 +50,6 @@ LEAST_ROOM = 1 << 30
 """The fewest bytes beside the weights with which an engine can work."""
 
 _KINDS = {"bool": bool, "str": str}
-_NUMBERS = {"int": Integral, "float": Real}
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class EngineSettings(AdmissionLimits):
                 continue
             if kind in _KINDS:
                 check_kind(one.name, value, _KINDS[kind], "see vivavoce.EngineSettings")
-            elif kind in ("int", "float") and (isinstance(value, bool) or not isinstance(value, _NUMBERS[kind])):
+            elif kind in ("int", "float") and not is_number(value, whole=kind == "int"):
                 number = "whole number" if kind == "int" else "number"
                 raise InvalidRequest(f"{one.name}: {value!r} is not a {number}; see vivavoce.EngineSettings")
         super().__post_init__()

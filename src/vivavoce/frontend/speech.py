@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, pairwise
-from numbers import Integral
 from typing import TypeVar
 
 import regex
 
 from vivavoce.engine.adapters import NO_ADAPTER, check_adapter_name
-from vivavoce.engine.request import AS_CONFIGURED, AudioChunk, FlowSteps, SamplingParams, Word, check_speed
+from vivavoce.engine.request import AS_CONFIGURED, AudioChunk, FlowSteps, SamplingParams, Word, check_speed, is_number
 from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.frontend.speech_options import (
     ADAPTER,
@@ -57,7 +56,7 @@ def parse_mode(name: str) -> Mode:
 
 def check_seed(seed: int) -> None:
     """Refuse a seed outside of 0 … 2⁵³."""
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed <= MAX_SEED:
+    if not is_number(seed, whole=True) or not 0 <= seed <= MAX_SEED:
         raise InvalidRequest(f"seed: {seed!r} is not a whole number in 0 … {MAX_SEED}; choose one")
 
 
