@@ -37,7 +37,7 @@ _FILE = r"[^\s\\:*?\"<>|，。、；]"
 _PATH = compiled(
     rf"(?:[A-Za-z]:\\(?:{_FILE}{{1,255}}\\){{0,30}}(?:{_FILE}{{1,255}}\.\w{{1,5}}\b|[{_FILE}--\p{{Han}}]{{1,255}})?|(?<![A-Za-z\d_/.<)])(?:~|\.{{1,2}})?/(?:[A-Za-z\d_.@+-]{{1,255}}/){{0,30}}[A-Za-z\d_.@+-]{{1,255}}/?(?:\?[\w=&%.-]{{1,500}})?){_END}(?!\p{{Latin}})"
 )
-_NAME = compiled(r"0x[\da-fA-F]{2,}\b|[\w-]*[A-Za-z0-9]_[\w-]*(?:(?:\(\d+\))?\.\w{1,8})?(?:\(\))?", regex.ASCII)
+_NAME = compiled(r"0x[\da-fA-F]{2,}\b|[\w-]{0,100}[A-Za-z0-9]_[\w-]*(?:(?:\(\d+\))?\.\w{1,8})?(?:\(\))?", regex.ASCII)
 _TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\d{0,4}\p{L}[\p{L}\p{M}\p{N}_]{0,100})(?:#(?![\p{Latin}\p{N}#]))?")
 _LEAD = compiled(r"([1-9]\d{0,2}(?!\d))?(.*)", regex.S)
 _COUNTED = compiled(

@@ -41,7 +41,7 @@ _NO_EVIDENCE = regex.compile(r"Al|Del|Des|Les|Los|Las|\p{Lu}{1,3}")
 # A single の is written in Chinese as well, and single Cyrillic letters are written in formulas.
 _EVIDENCE = regex.compile(
     r"(?P<ja>(?!の(?!\p{Hiragana}))[\p{Hiragana}\p{Katakana}][\p{Hiragana}\p{Katakana}ー]*)|(?P<ko>\p{Hangul}+)"
-    r"|(?P<ru>\p{Cyrillic}{2,})|(?P<zh>\p{Han}+)|(?P<question>[¿¡])|(?P<tag>\[\S+?\]|<\S+?>)|[\p{Latin}\p{M}]+"
+    r"|(?P<ru>\p{Cyrillic}{2,})|(?P<zh>\p{Han}+)|(?P<question>[¿¡])|(?P<tag>\[\S{1,100}?\]|<\S{1,100}?>)|[\p{Latin}\p{M}]+"
 )
 # Frequent characters of Chinese that Japanese does not write.
 _CHINESE_ALONE = regex.compile(

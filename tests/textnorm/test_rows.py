@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -75,3 +76,10 @@ def test_every_rule_has_an_example() -> None:
     shown = {(rule.pattern, rule.name) for language in VERBALIZERS for rule in rules_of(language) if rule.examples}
     rows = {(rule.pattern, rule.name) for language in VERBALIZERS for rule in rules_of(language)}
     assert rows == shown
+
+
+@pytest.mark.parametrize("language", VERBALIZERS)
+def test_no_rule_looks_ahead_without_a_limit(language: str) -> None:
+    """Otherwise each "1." of "1.1.1.1. …" would look through the whole rest, and a long text would take minutes."""
+    endless = re.compile(r"(?:\(\?x\))?\s*(?:\(\?=\[[^]]*\](?:\{[\d,]+\}\+?)?[^)]*\))*\(\?=\[[^]]*\][*+]")
+    assert not [rule.pattern for rule in rules_of(language) if endless.match(rule.pattern)]
