@@ -354,6 +354,26 @@ def test_on_a_slow_machine_a_stream_begins_when_the_listeners_have_enough_in_han
         assert fast.may_start(one, 0.0), "others lose too little time there"
 
 
+def test_a_short_text_needs_less_in_hand_than_a_long_one():
+    ours, first = controller(**SLOW), request()
+    ours.check(True, first)
+    assert ours.may_start(first, 0.0)
+    first.hand_out(3.0, 0.0)
+
+    def may_start_with(tokens, complete=True):
+        one = request(sequences=0)
+        one.complete = complete
+        one.arrived.append(SequenceState(None, most_tokens=tokens))
+        ours.check(True, one)
+        may = ours.may_start(one, 0.0)
+        ours.ended(one)
+        return may
+
+    assert may_start_with(20)
+    assert not may_start_with(200)
+    assert not may_start_with(20, complete=False), "more may come"
+
+
 def test_who_waits_for_more_text_holds_up_no_stream_on_a_slow_machine():
     ours, first = controller(**SLOW), request()
     first.complete, (sequence,) = False, first.sequences

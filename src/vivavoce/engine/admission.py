@@ -136,7 +136,9 @@ class AdmissionController:
                 # If more offline sequences than slots ran, none would end sooner, and every plan would take longer.
                 allowed = load.offline < self._slots
             else:
-                allowed = not request.asked or (self.admission_blocker(load) is None and self._can_spare_time(now))
+                allowed = not request.asked or (
+                    self.admission_blocker(load) is None and self._can_spare_time(request, now)
+                )
             if allowed:
                 self._waiting.discard(request)
                 self._running.add(request)
@@ -200,8 +202,8 @@ class AdmissionController:
     def _slow(self) -> bool:
         return self.share_of_real_time(FEW_STREAMS) > self._limits.headroom
 
-    def _can_spare_time(self, now: float) -> bool:
-        """Whether all listeners have enough audio buffered for the first chunks of one more stream.
+    def _can_spare_time(self, request: RequestState, now: float) -> bool:
+        """Whether all listeners have enough audio buffered for the first chunks of this stream, too.
 
         The share of real time tells only that streams keep up once they run. A slow machine computes only the new
         stream until its listener has a buffer; meanwhile the other listeners play the audio that they have.
@@ -211,7 +213,11 @@ class AdmissionController:
             return True
         running = [one for one in others if not one.awaits_more(now)]
         chunks_s = self.share_of_real_time(len(running)) * self._hop / self._rates.tokens_per_second
-        until = now + self.first_chunk_s(1, 1) + self.share_of_real_time(1) * RAMP_S + chunks_s
+        ramp_s = RAMP_S
+        if request.complete:  # a short text has less audio than that
+            most = sum(max(one.most_tokens, one.produced) for one in request.arrived)
+            ramp_s = min(ramp_s, most / self._rates.tokens_per_second)
+        until = now + self.first_chunk_s(1, 1) + self.share_of_real_time(1) * ramp_s + chunks_s
         return all(one.sounding_since is not None and one.dry_at >= until for one in running)
 
     def admission_blocker(self, load: Load) -> Overloaded | None:

@@ -77,6 +77,8 @@ class Loop:
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._waiting: tuple[deque[RequestState], deque[RequestState]] = (deque(), deque())
         """Accepted requests that have not started: first streams with a listener, then all other work."""
+        self._turns: dict[str, int] = {}
+        """The turn in which each client's last request started; of clients that wait, and of the last that started."""
         self._requests: dict[int, RequestState] = {}
         self._drain: bool | None = None
         """None: the loop goes on; True: it stops once all accepted work is done; False: it stops now."""
@@ -182,9 +184,10 @@ class Loop:
         while not self._inbox.empty():
             self._inbox.get()()
         for queue in self._waiting:
-            while queue and self._admission.may_start(queue[0], self._clock()):
-                request = queue.popleft()
+            while queue and self._admission.may_start(request := self._next(queue), self._clock()):
+                queue.remove(request)
                 self._requests[request.id] = request
+                self._note_turn(request.client)
                 request.outbox.begin()
                 self._go_on(request)
         moved = self._hand_out() or moved
@@ -208,6 +211,17 @@ class Loop:
             if plan.start:
                 synthesis.begin(plan.start)
         return moved or bool(plan.prefill or plan.advance or plan.start)
+
+    def _next(self, queue: Sequence[RequestState]) -> RequestState:
+        """The request that starts next: the oldest of the client whose last turn is longest ago."""
+        return min(queue, key=lambda one: self._turns.get(one.client, 0)) if self._turns else queue[0]
+
+    def _note_turn(self, client: str) -> None:
+        if not client:
+            return  # without keys all requests are of one client
+        waiting = {client, *(one.client for queue in self._waiting for one in queue)}
+        turns = {**self._turns, client: max(self._turns.values(), default=0) + 1}
+        self._turns = {one: turn for one, turn in turns.items() if one in waiting}
 
     def accept(self, request: RequestState) -> None:
         """In the loop's thread: queue a request that was admitted."""
