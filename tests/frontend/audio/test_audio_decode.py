@@ -81,7 +81,7 @@ def test_wav_of_unknown_length_is_read_to_its_end():
     np.testing.assert_array_equal(audio.samples, ramp / np.float32(32768))
 
 
-@pytest.mark.parametrize("riff_size", [0, 36, 0xFFFFFFFF])
+@pytest.mark.parametrize("riff_size", [0, 36, 36 + 24_000, 0xFFFFFFFF])
 @pytest.mark.parametrize("data_size", [0, 0xFFFFFFFF])
 def test_wav_that_was_written_as_a_stream_is_read_to_its_end(riff_size, data_size):
     ramp = np.arange(12_000, dtype="<i2").tobytes()
@@ -91,8 +91,15 @@ def test_wav_that_was_written_as_a_stream_is_read_to_its_end(riff_size, data_siz
     np.testing.assert_array_equal(decode_audio(bytes(head) + ramp).samples * 32768, np.arange(12_000))
 
 
-def test_wav_without_samples_has_none_after_it():
-    listed = b"LIST" + struct.pack("<I", 4) + b"INFO"
+@pytest.mark.parametrize(
+    "listed",
+    [
+        b"LIST" + struct.pack("<I", 4) + b"INFO",
+        b"bext" + struct.pack("<I", 3) + b"abc" + b"\0id3 \0\0\0\0",
+        b"cue \1\0\0\0a",
+    ],
+)
+def test_wav_without_samples_has_none_after_it(listed):
     head = bytearray(wav_header(24_000, 0) + listed)
     struct.pack_into("<I", head, 4, len(head) - 8)
     with pytest.raises(InvalidAudio, match="holds 0 samples"):

@@ -241,10 +241,17 @@ def with_length(data: bytes) -> bytes:
     begin, size = _sample_bytes(data)
     if size or begin == len(data) or data[:4] != b"RIFF":
         return data
-    (riff,) = struct.unpack_from("<I", data, 4)
-    if len(data) <= riff + 8 < _UNKNOWN_BYTES:  # the samples are empty, and other chunks follow
+    if _are_chunks(data, begin):  # the samples are empty, and other chunks follow
         return data
     return data[: begin - 4] + struct.pack("<I", len(data) - begin) + data[begin:]
+
+
+def _are_chunks(data: bytes, begin: int) -> bool:
+    """Whether the rest of a WAV file is chunks, such as LIST or bext, and not samples."""
+    while begin + 8 <= len(data) and data[begin : begin + 4].strip().isalnum():
+        (size,) = struct.unpack_from("<I", data, begin + 4)
+        begin += 8 + size + size % 2
+    return begin in (len(data), len(data) + 1)  # the last one may lack its padding
 
 
 def _sample_bytes(data: bytes) -> tuple[int, int]:
