@@ -72,6 +72,15 @@ def test_loops_are_noticed_where_the_voice_stands():
     assert look(CLEAN[:64], tokens=tokens) is None  # equal tokens alone are no fault
 
 
+def test_two_ids_left_out_are_noticed_once_the_speech_has_ended():
+    for first in (3, 9, 17):  # the second half of a word and the first of the next
+        path = [at for at in CLEAN if not first <= at < first + 2]
+        assert look(path) is None
+        assert look(path, ended=True) is Fault.SKIPS
+    path = [at for at in CLEAN if at not in (18, 19)]
+    assert look(path, ended=True) is None, "the last word may be punctuation"
+
+
 def test_a_part_of_two_words_that_is_left_out_is_noticed():
     words = GuardedText(IDS, (0, 4, 8, 12, 16), EACH)
     left_out = [at for at in CLEAN if at not in (6, 7, 8, 9)]

@@ -26,12 +26,15 @@ STAND_TOKENS, STRAY_TOKENS, SILENT_TOKENS = 30, 8, 40
 FARTHEST_IDS = 8
 """The longest step forward of the attention, in text ids, that counts as progress; longer jumps are ignored."""
 STAND_PACE = 1.5
-UNSPOKEN_SHARE, UNSPOKEN, SURE_TOKENS = 0.25, 0.5, 6
+UNSPOKEN_SHARE, SURE_TOKENS = 0.25, 6
 """A word counts as skipped if its attention is below UNSPOKEN_SHARE of its usual speech tokens and more than
-SURE_TOKENS tokens follow. At the end, text is unspoken if its mean attention is below UNSPOKEN speech tokens per id."""
-PART_IDS, PART_SHARE = 4, 0.2
+SURE_TOKENS tokens follow."""
+END_IDS, END_SHARE = 3, 0.5
+"""Speech that ended before the last END_IDS text ids ended early if these ids, without the last one, which is often
+punctuation, get less than END_SHARE of their usual speech tokens."""
+PART_IDS, LAST_PART_IDS, PART_SHARE = 4, 2, 0.2
 """PART_IDS successive text ids that include the first id of a word are skipped if they get less than PART_SHARE of
-their usual speech tokens."""
+their usual speech tokens; once the speech has ended, LAST_PART_IDS ids."""
 STRAY_IDS = 2
 """Speech repeats text only if it passes at least this many text ids; in a silence the attention rests on one id."""
 LEAK_TOKENS, LEAK_SHARE, LEAK_PACE, LEAK_IDS = 16, 0.1, 0.6, 4
@@ -98,12 +101,17 @@ def _fault_in_text(
         return FoundFault(Fault.STANDS, count - stood)
     if (repeat := _repeat(cursor)) is not None:
         return FoundFault(Fault.REPEATS, repeat)
-    for left_out in (_skip, _part):
-        if (skip := left_out(path, attended, text)) is not None:
-            return FoundFault(Fault.SKIPS, skip)
-    if ended and path[-1] < ids - 3 and attended[path[-1] + 2 :].sum() < UNSPOKEN * (ids - path[-1] - 2):
+    skip = _skip(path, attended, text)
+    if skip is None:
+        skip = _part(path, attended, text, path[-1] - 2 - PART_IDS, PART_IDS, SURE_TOKENS)
+    if skip is not None:
+        return FoundFault(Fault.SKIPS, skip)
+    if not ended:
+        return None
+    if path[-1] < ids - END_IDS and attended[path[-1] + 1 : -1].mean() < END_SHARE * text.pace:
         return FoundFault(Fault.EARLY_END, count)
-    return None
+    skip = _part(path, attended, text, ids - 1 - LAST_PART_IDS, LAST_PART_IDS, 0)
+    return None if skip is None else FoundFault(Fault.SKIPS, skip)
 
 
 def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | None:
@@ -160,16 +168,19 @@ def _skip(path: Path, attended: Floats, text: GuardedText) -> int | None:
     return None
 
 
-def _part(path: Path, attended: Floats, text: GuardedText) -> int | None:
-    """The speech token at which the voice skips a part of the text, such as halves of two words."""
-    first = np.arange(1, path[-1] - 1 - PART_IDS)
-    end = first + PART_IDS
+def _part(path: Path, attended: Floats, text: GuardedText, last: int, ids: int, sure: int) -> int | None:
+    """The speech token at which the voice skips a part of the text, such as halves of two words.
+
+    last: the last id with which a part may begin; ids: number of ids of a part; more than `sure` tokens follow it.
+    """
+    first = np.arange(1, last + 1)
+    end = first + ids
     behind = np.searchsorted(path, end)
     visited = behind - np.searchsorted(path, first)
     spoken = np.concatenate(([0.0], np.cumsum(attended)))
     begun = np.searchsorted(text.words, end) > np.searchsorted(text.words, first)  # only punctuation may be silent
-    least = PART_SHARE * text.pace * PART_IDS
-    left_out = (np.maximum(spoken[end] - spoken[first], visited) < least) & begun & (len(path) - behind > SURE_TOKENS)
+    least = PART_SHARE * text.pace * ids
+    left_out = (np.maximum(spoken[end] - spoken[first], visited) < least) & begun & (len(path) - behind > sure)
     return int(behind[left_out.argmax()]) if left_out.any() else None
 
 
