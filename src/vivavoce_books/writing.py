@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -182,8 +182,8 @@ def write_audio(
     import av
 
     kind, base = KINDS[path.suffix.lower()], Fraction(1, rate)
-    with explained(path), replacing(path) as file, av.open(
-        file, "w", format=kind.container, options=dict(kind.options)
+    with explained(path), replacing(path) as file, Sink(file) as sink, av.open(
+        sink, "w", format=kind.container, options=dict(kind.options)
     ) as output:  # fmt: skip
         stream = output.add_stream(kind.codec, rate=_OPUS_RATE if kind.codec == "libopus" else rate, layout="mono")
         stream.bit_rate = kind.bitrate
@@ -209,7 +209,46 @@ def write_audio(
             output.mux(packet)
         for frame in _frames(blocks, rate):
             output.mux(stream.encode(frame))
+            sink.check()
         output.mux(stream.encode(None))
+
+
+class Sink:
+    """A file for PyAV that raises its first OSError in `check` or at the end of its context.
+
+    PyAV prints a stack trace to stderr if a file raises more than one error, as a full disk does.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._error: OSError | None = None
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.check()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: bytes) -> int:
+        self._tried(self._file.write, data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._tried(self._file.seek, offset, whence)
+
+    def tell(self) -> int:
+        return self._tried(self._file.tell)
+
+    def _tried(self, call: Callable[..., int], *arguments: Any) -> int:
+        try:
+            return call(*arguments)
+        except OSError as error:
+            self._error = self._error or error
+            return 0
 
 
 def _block(picture: Picture) -> str:
@@ -227,9 +266,8 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, FFmpegError) as error:
-        reason = error.__context__ if isinstance(error.__context__, OSError) else error
         raise InvalidRequest(
-            f"output: {str(path)!r} cannot be written ({reason.strerror}); free space or choose another place, "
+            f"output: {str(path)!r} cannot be written ({error.strerror}); free space or choose another place, "
             "and the same command goes on"
         ) from None
 

@@ -339,6 +339,11 @@ class Disk(io.RawIOBase):
     def __init__(self, file: Any, room: int) -> None:
         self.file, self.room = file, room
 
+    def room_for(self, size: int) -> None:
+        self.room -= size
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
     def writable(self) -> bool:
         return True
 
@@ -346,12 +351,11 @@ class Disk(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self.room -= len(data)
-        if self.room < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room_for(len(data))
         return int(self.file.write(data))
 
     def seek(self, *to: int) -> int:
+        self.room_for(0)  # it writes what a buffer holds
         return int(self.file.seek(*to))
 
     def tell(self) -> int:
@@ -360,7 +364,7 @@ class Disk(io.RawIOBase):
 
 @pytest.mark.parametrize("suffix", [".m4b", ".mp3", ".opus"])
 def test_a_full_disk_is_one_line_and_leaves_the_file_that_was_there(
-    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, real = tmp_path / f"book{suffix}", writing.replacing
 
@@ -382,6 +386,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_file_that_was_there(
             write()
         assert path.read_bytes() == whole
         assert list(tmp_path.iterdir()) == [path]
+        assert not capfd.readouterr().err
 
 
 def test_a_cover_is_read_by_what_it_is() -> None:
