@@ -8,15 +8,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.frontend.text.ranges import letters, spans
+from vivavoce.engine.request import SamplingParams
+from vivavoce.engine.settings import MAX_POSITIONS
 from vivavoce.errors import CheckpointError, InvalidText, RequestCancelled
 from vivavoce.frontend.text.segmentation import cut_long, find_spans, is_only_punctuation, split_paragraph
 from vivavoce.frontend.text.text_front_end import (
     MAX_SEGMENT_TOKENS,
-    MAX_SEGMENT_TOKENS_SMALL,
     TextFrontEnd,
     drop_symbols,
 )
-from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_textnorm import MAX_BLOCK_CHARS, MAX_TEXT_CHARS, blocks, contains_chinese, is_speakable
 from vivavoce_textnorm.official import (
     Languages,
@@ -141,20 +141,13 @@ def test_no_segment_exceeds_the_bound(unit, plain):
     text = unit * (MAX_TEXT_CHARS // len(unit))
     segments = plain.segments(text)
     assert "".join(segments) == text
-    assert max(len(plain.encode(segment)) for segment in segments) <= MAX_SEGMENT_TOKENS_SMALL
-    assert min(len(plain.encode(segment)) for segment in segments) > MAX_SEGMENT_TOKENS_SMALL // 8
+    assert max(len(plain.encode(segment)) for segment in segments) <= MAX_SEGMENT_TOKENS
+    assert min(len(plain.encode(segment)) for segment in segments) > MAX_SEGMENT_TOKENS // 8
     assert [letters(spoken) for spoken in spans(text, segments)] == [letters(segment) for segment in segments]
 
 
-class LargeVocabulary(TextTokenizer):
-    def __len__(self):
-        return 151_665
-
-
-def test_a_vocabulary_of_release_size_has_the_tighter_bound(tokenizer):
-    end = TextFrontEnd(LargeVocabulary(tokenizer._tokenizer)).as_written()
-    lengths = [len(end.encode(segment)) for segment in end.segments("word " * 200)]
-    assert MAX_SEGMENT_TOKENS // 2 < max(lengths) <= MAX_SEGMENT_TOKENS
+def test_a_segment_and_all_its_speech_leave_room_for_a_prompt_in_a_slot():
+    assert MAX_SEGMENT_TOKENS * (1 + SamplingParams().max_ratio) <= MAX_POSITIONS - 900
 
 
 @given(text=ANY_TEXT | PUZZLING)

@@ -9,7 +9,6 @@ from typing import get_args
 
 import regex
 
-from vivavoce.engine.request import SMALL_VOCABULARY
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText, check_kind
 from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, is_only_punctuation, split_paragraph
 from vivavoce.frontend.text.text_input import Normalization, Reasoning, TextFilter, parse_language
@@ -43,10 +42,8 @@ from vivavoce_textnorm import (
 )
 
 MAX_SEGMENT_TOKENS = 200
-"""Maximum number of text tokens in a segment, about a minute of English; a longer segment is cut."""
-
-MAX_SEGMENT_TOKENS_SMALL = 500
-"""Maximum number of text tokens in a segment for a vocabulary of fewer than `SMALL_VOCABULARY` ids."""
+"""Maximum number of text tokens in a segment, up to a minute of English; a longer segment is cut. Speech may last 20
+speech tokens for each of them, and has to fit into a slot of the language model together with the prompt."""
 
 _SAMPLES: dict[Language, str] = {
     "en": "It is 11:42, and 3 km cost $4.50.",
@@ -104,8 +101,7 @@ class TextFrontEnd:
         self._official: OfficialNormalizer | None = OfficialNormalizer(
             self._processes or LoadedOnUse(digits_in_chinese), parts
         )
-        small = len(tokenizer) < SMALL_VOCABULARY
-        self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
+        self._max_tokens = MAX_SEGMENT_TOKENS
 
     def as_written(self) -> TextFrontEnd:
         """A copy that does not normalise texts, and splits them only if they have too many tokens."""
