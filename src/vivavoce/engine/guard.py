@@ -1,7 +1,8 @@
 """The guard: finds out that speech has left its text, and tells from which speech token on to sample it again.
 
 A fault needs two signs. The attention seems to stand still, go back, skip text or end early, and its strength or the
-speech tokens themselves confirm this. Texts of `SHORT_IDS` ids or fewer are judged only by their length.
+speech tokens themselves confirm this. Texts of `SHORT_IDS` ids or fewer are judged only by their length, and by
+attention that is nearly all on the prompt.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ LEAK_TOKENS, LEAK_SHARE, LEAK_PACE, LEAK_IDS = 16, 0.1, 0.6, 4
 attention, pass LEAK_IDS of its ids, and move through the text to be spoken at less than LEAK_PACE of the usual pace."""
 LEFT_SHARE = 0.75
 """Factor on `LEAK_SHARE` if another fault than an early end was found in the text to be spoken."""
+SHORT_LEAK_TOKENS, SHORT_LEAK_SHARE = 4, 0.8
+"""The same for a text of SHORT_IDS ids or fewer: these tokens in a row give the prompt's text more than this share."""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 LOST_SHARE, LOST_TOKENS, LAST_IDS = 0.3, 75, 2
 """After the last try, speech ends if the voice does not move on in its text for LOST_TOKENS speech tokens, or for
@@ -77,7 +80,10 @@ def find_fault(
     path = cursor.positions()[: len(tokens)]
     found = _fault_in_text(cursor, path, tokens, text, ended, silent)
     has_left = found is not None and found.fault is not Fault.EARLY_END
-    leak = _leak(cursor, path, text.pace, has_left)
+    if text.ids <= SHORT_IDS:
+        leak = _first_run(np.array(cursor.astray) > SHORT_LEAK_SHARE, SHORT_LEAK_TOKENS)
+    else:
+        leak = _leak(cursor, path, text.pace, has_left)
     return found if leak is None else FoundFault(Fault.LEAK, leak)
 
 
@@ -112,6 +118,12 @@ def _fault_in_text(
         return FoundFault(Fault.EARLY_END, count)
     skip = _part(path, attended, text, ids - 1 - LAST_PART_IDS, LAST_PART_IDS, 0)
     return None if skip is None else FoundFault(Fault.SKIPS, skip)
+
+
+def _first_run(true: NDArray[np.bool_], length: int) -> int | None:
+    """The start of the first `length` true values in a row, or None."""
+    runs = np.convolve(true, np.ones(length), "valid") if len(true) >= length else np.zeros(0)
+    return int(runs.argmax()) if (runs == length).any() else None
 
 
 def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | None:
