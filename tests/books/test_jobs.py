@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -251,3 +253,21 @@ async def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
                 pass
     async with open_jobs(state.dispatcher, state.keys, section):
         pass
+
+
+def test_the_process_of_a_job_ends_without_a_word_while_the_server_is_there() -> None:
+    code = (
+        "import sys, threading, time; from vivavoce_books.jobs import worker\n"
+        "def work(folder, server):\n"
+        "    threading.Thread(target=server.listen, daemon=True).start()\n"
+        "    time.sleep(0.2)\n"
+        "worker.WORK['work'] = work; sys.argv = ['worker', 'work', '.']; sys.exit(worker.main())"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"{}\n")
+        process.stdin.flush()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == b""

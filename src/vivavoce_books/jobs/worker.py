@@ -155,7 +155,8 @@ def main() -> int:
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # so that print cannot write into the messages
     mode, folder = sys.argv[1:3]
-    server = Server(sys.stdin.buffer, sink)
+    # Not sys.stdin: Python locks that at its end, and stops with a crash while `listen` still reads it.
+    server = Server(os.fdopen(os.dup(0), "rb"), sink)
     try:
         WORK[mode](Path(folder), server)
     except VivavoceError as error:
