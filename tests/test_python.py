@@ -237,7 +237,8 @@ def test_a_text_with_nothing_to_say_is_silence_and_a_doubtful_one_is_told(tts):
     assert tts.speak("👍").duration_s == sum(len(one.samples) for one in tts.stream("👍")) / tts.sample_rate == 0.2
     assert sum(len(one.samples) for one in tts.stream(["\n", "👍"])) == 0.2 * tts.sample_rate
     stream = tts.stream(["Your code is 000", "4000."])
-    list(stream)
+    samples = sum(len(chunk.samples) for chunk in stream)
+    assert stream.verdict().audio_s == samples / tts.sample_rate
     (warning,) = stream.verdict().warnings
     assert "'0004000' repeats itself" in warning
 

@@ -204,14 +204,18 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
     def __repr__(self) -> str:
         state = "closed" if self._progress.closed.is_set() else "open"
-        seconds = sum(self._progress.samples) / self._front_end.config.rates.sample_rate
-        return f"ChunkStream({state}, {seconds:.2f} s taken)"
+        return f"ChunkStream({state}, {self._taken_s:.2f} s taken)"
+
+    @property
+    def _taken_s(self) -> float:
+        return sum(self._progress.samples) / self._front_end.config.rates.sample_rate
 
     def verdict(self) -> Verdict:
-        """The verdict on the whole stream; call this after the last chunk. The caller must set `audio_s`."""
+        """The verdict on the whole stream; call this after the last chunk. Chunks of `events` have to be counted."""
         given, delivery = len(self._progress.spans), self._delivery()
         return Verdict(
             reason_of(any(self.handle.outcome.cut), delivery),
+            audio_s=self._taken_s,
             segments_spoken=given,
             segments_given=given,
             text_tokens=self._progress.text_tokens,
