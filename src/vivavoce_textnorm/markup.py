@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import regex
 
-from vivavoce_textnorm.grammar import Match, any_of, compiled
+from vivavoce_textnorm.grammar import CJK, Match, any_of, compiled
 from vivavoce_textnorm.types import Piece, Settings
 
 _HTML = (
@@ -153,6 +153,9 @@ _PARTS = (
     r"(?P<break>(?:[ \t]*(?:\r\n?|\n))+)",
     r"(?P<blanks>[ \t\u00A0\u2000-\u200A\u202F\u3000]{2,}|[\t\u00A0\u2000-\u200A\u202F\u3000])",
     r"(?=[=⁰¹²³⁴-⁻ⁿˣ])(?:"
+    rf"(?P<exponent>\d[eE]\+?(?<=(?<![[\p{{L}}\p{{N}}_]--[{CJK}]]|\d[.,:]|[[\w)\]]--[{CJK}]][-−])"
+    r"(?:(?:\d|\d{1,30}[.,]\d{1,60})[eE]\+?|\d{1,30}[eE](?:\+|(?=[-−]))))(?=[-−]?\d{1,3}(?![\p{Latin}\d]|[.,]\d|-\w{4}))"
+    rf"|\*\*(?<=(?<![[\w.,*]--[{CJK}]])(?:\d|10{{1,6}}|[a-z])\*\*)(?=\d{{1,2}}(?![\p{{Latin}}\d*]|[.-]\w)))",
     r"(?P<invisible>={2,6}(?<=(?:\A|\n)={2,6}[ \t]*\p{L}[^=\n]{0,200}={2,6})(?=[ \t]*(?:\n|\Z)))"
     rf"|(?P<note>[⁰¹²³⁴-⁹]+(?<={_NOTED}[⁰-⁹¹²³]+)(?![⁰-⁹⁺⁻\p{{L}}\p{{N}}]))"
     r"|(?P<charge>[¹²³⁴-⁹]?[⁺⁻](?<=[\p{Lu}₀-₉)\]].?.|\p{Lu}\p{Ll}.?.)(?![⁰¹²³⁴-⁹ⁿ\p{Latin}]))"
@@ -273,13 +276,13 @@ def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:
 
 _KINDS = (
     "tag", "lexicon", "fence", "code", "comment", "auto", "html", "entity", "link", "rule", "row", "block", "listed",
-    "cell", "escape", "emphasis", "emoji", "invisible", "break", "blanks", "wide", "numeral", "note", "charge", "power",
-    "source", "torn",
+    "cell", "escape", "exponent", "emphasis", "emoji", "invisible", "break", "blanks", "wide", "numeral", "note",
+    "charge", "power", "source", "torn",
 )  # fmt: skip
 
 
 _RULES = {"wide": "characters", "numeral": "characters", "invisible": "characters", "break": "line", "torn": "line"}
-_RULES |= {"blanks": "spaces", "note": "source", "charge": "power"}
+_RULES |= {"blanks": "spaces", "note": "source", "charge": "power", "exponent": "power"}
 
 
 def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[Piece]:
@@ -339,6 +342,8 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             return (
                 "- "
                 if _SUSPENDED.fullmatch(found["rest"])
+        case "exponent":  # 2**10 and 3.2E-4
+            return "^" if found[0] == "**" else f"{found[0][0]}×10^"
                 else "-" * bool(_HYPHENATED.fullmatch(f"{head}-{found['rest']}"))
             )
         case "escape":
