@@ -346,8 +346,8 @@ def _range(place: Cursor, one: Match, two: Match, dash: Match) -> Found:
 def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tuple[str, str]:
     """The words for an amount, and the rule's name; beside: the range's other amount, which may name the unit."""
     voice, locale = place.voice, place.locale
-    written = found["num"]
-    if len(written) > LARGEST or (written[0] == "0" and written.isdecimal() and len(written) > 1):
+    whole = (written := found["num"]).partition(locale.decimal)[0]
+    if len(whole) > LARGEST or (written[0] == "0" and written.isdecimal() and len(written) > 1):
         forms: Forms = tuple(locale.words["percent"].split("/")) if found["percent"] else ("",)
         forms = locale.currencies.get(found["front"] or found["back"], (forms,))[0]
         before, _, noun = locale.units.get(found["unit"], forms)[-1].rpartition("{}")

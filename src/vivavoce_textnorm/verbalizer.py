@@ -171,7 +171,7 @@ class Verbalizer(ABC):
         main, minor = self.locale.currencies[currency]
         if not minor:
             number = replace(number, decimals=number.decimals.rstrip("0"))
-        cents = Number(int(number.decimals or 0))
+        cents = Number(int(number.decimals[:2] or 0))
         if len(number.decimals) != 2 or not minor or number.power:
             return self.unit(number, main)
         said = self.unit(replace(number, decimals=""), main) if number.whole or not cents.whole else ""
