@@ -14,8 +14,8 @@ from vivavoce_textnorm.types import Piece, Settings
 
 _HTML = (
     "a|abbr|address|article|aside|audio|b|big|blockquote|body|br|button|caption|center|cite|code|col|del|desc|details|dd|div|"
-    "dl|dt|em|emphasis|figcaption|figure|font|footer|form|h[1-6r]|head|header|html|i|iframe|img|input|ins|kbd|label|lang|laughter|li|"
-    "link|main|mark|meta|nav|ol|option|p|phoneme|pre|prosody|q|s|samp|say-as|script|section|select|small|span|speak|strike|"
+    "dl|dt|em|emphasis|fieldset|figcaption|figure|font|footer|form|h[1-6r]|head|header|html|i|iframe|img|input|ins|kbd|label|"
+    "lang|laughter|legend|li|link|main|mark|meta|nav|ol|optgroup|option|p|phoneme|pre|prosody|q|s|samp|say-as|script|section|select|small|span|speak|strike|"
     "strong|style|sub|summary|sup|svg|table|tbody|td|textarea|tfoot|th|thead|time|title|tr|tt|u|ul|var|video|voice|break"
 )
 # A letter and words without a value, not closed by a tag, are a comparison: a<b and c>d.
@@ -24,8 +24,12 @@ _COMPARED = (
     r"(?!(?:(?!<(?P=one)\b)[\s\S]){0,2000}?</(?P=one)\s*>)"
 )
 _PAUSING = compiled(
-    r"(?i:address|article|blockquote|br|caption|d[dt]|div|figcaption|footer|h[1-6r]|header|li|p|pre|section|table|t[dhr]|title)"
+    r"(?i:address|article|aside|blockquote|br|caption|center|d[dt]|details|div|fieldset|figcaption|figure|footer|form|h[1-6r]|"
+    r"header|legend|li|main|nav|optgroup|option|p|pre|section|summary|table|t[dhr]|title)"
 )
+_APART = compiled(r"(?i:button|input|label|select|textarea)")
+"""Elements that stand in a line, apart from the words beside them."""
+_ATTRIBUTES = r"(?:\s(?>=\s*\"[^\"<]{0,500}\"|=\s*'[^'<]{0,500}'|[^<>]){0,1000}+)?"
 # Pairs of regional letters that are flags; other ones are letters.
 _FLAGS = (
     "A[C-GILMOQ-UWXZ]|B[ABD-JL-OQ-TVWYZ]|C[ACDF-IK-RU-Z]|D[EGJKMOZ]|E[ACEGHR-U]|F[IJKMOR]|G[ABD-ILMNP-UWY]|H[KMNRTU]|"
@@ -127,12 +131,17 @@ _PARTS = (
     rf"(?P<fence>{_LINE}(?P<f>```|~~~(?=[ \t]*\S*[ \t]*\n))[^\n]*\n"
     rf"(?P<program>(?:(?!{_LINE}(?P=f))[^\n]*(?:\n|(?<=[^\n])\Z))*+)(?:{_LINE}(?P=f)[^\n]*|\Z))",
     r"(?P<code>(?P<tick>`{1,2})(?!`)(?P<inner>[^`\n]{1,1000})(?P=tick)(?!`))",
-    r"(?P<comment><!--(?:(?!-->)[\s\S]){0,2000}+-->|<(?P<hidden>script|style)\b[^<>]{0,500}>"
-    r"(?:(?!</(?P=hidden))[\s\S]){0,2000}+</(?P=hidden)\s*>)",
-    r"(?P<auto><(?P<target>(?=\p{L})(?:https?://|mailto:)?[^\s<>@]{1,500}[@./:][^\s<>]{1,500})>)",
-    rf"(?P<html>(?!{_COMPARED})</?(?P<name>(?i:{_HTML}))(?:\s[^<>]{{0,1000}})?\s*/?>"
+    r"(?=[<=])(?:(?P<comment><!--(?:(?!-->)[\s\S]){0,2000}+-->|<!(?i:doctype)\b[^<>]{0,500}>|<(?P<hidden>script|style)\b[^<>]{0,500}>"
+    r"(?:(?!</(?P=hidden))[\s\S]){0,2000}+</(?P=hidden)\s*>)"
+    r"|(?P<auto><(?P<target>(?=\p{L})(?:https?://|mailto:)?[^\s<>@]{1,500}[@./:][^\s<>]{1,500})>"
+    r"|<!\[CDATA\[(?P<target>(?:(?!\]\]>)[\s\S]){0,2000}+)\]\]>"
+    rf"|(?!{_LINE}{_HEADING})(?<![[\w=)\]]--[{CJK}]])==(?P<target>[\p{{L}}\p{{N}}*_][^=\n]{{0,200}}(?<!\s))==(?![[\w=(]--[{CJK}]]))"
+    rf"|(?P<html>(?!{_COMPARED})</?(?P<name>(?i:{_HTML})){_ATTRIBUTES}\s*/?>"
     r"|</?[A-Za-z][\w:.-]{0,40}"
-    r"(?:\s+[\w:-]{1,40}\s*=\s*(?:\"[^\"<>]{0,500}\"|'[^'<>]{0,500}'))++\s*/?>|</[A-Za-z][\w:.-]{0,40}>)",
+    r"(?:\s+[\w:-]{1,40}\s*=\s*(?:\"[^\"<]{0,500}\"|'[^'<]{0,500}'|[^\s\"'<>=]{1,100}))++\s*/?>|</[A-Za-z][\w:.-]{0,40}>"
+    rf"|<(?P<other>[A-Za-z](?:(?=>)|[\w:.-]{{1,40}})){_ATTRIBUTES}>(?:(?<=(?<![^\s>])<[\w-]{{2,40}}>)(?=[\dA-Z]|[a-z]{{2}})"
+    r"|(?=[\s\S]{0,2000}?</(?P=other)\s*>)))"
+    rf"|(?P<auto>(?<![[\w]--[{CJK}]])<(?P<target>[A-Za-z][\w-]{{0,40}})>(?![[\w]--[{CJK}]])))",
     r"(?P<entity>&(?:[A-Za-z][A-Za-z0-9]{1,30}|#\d{1,7}|#[xX][\da-fA-F]{1,6});)",
     rf"(?P<source>(?=[ \[【(（:\uE200])(?:{_SOURCE}))",
     r"(?P<link>(?P<image>!?)\[(?!\d+\]\[\d+\])(?P<words>[^\[\]\n]{0,500})\]"
@@ -144,6 +153,9 @@ _PARTS = (
     rf"(?P<listed>{_LINE}\d{{1,3}}(?P<paren>[.)])(?=[ \t]+\S))",
     r"(?P<cell>[ \t]*\|(?!\|)[ \t]*)",
     r"(?P<escape>\\(?P<escaped>[*_`~#\[\]()|>]))",
+    rf"(?P<exponent>\d[eE]\+?(?<=(?<![[\p{{L}}\p{{N}}_]--[{CJK}]]|\d[.,:]|[[\w)\]]--[{CJK}]][-−])"
+    r"(?:(?:\d|\d{1,30}[.,]\d{1,60})[eE]\+?|\d{1,30}[eE](?:\+|(?=[-−]))))(?=[-−]?\d{1,3}(?![\p{Latin}\d]|[.,]\d|-\w{4}))"
+    rf"|\*\*(?<=(?<![[\w.,*]--[{CJK}]])(?:\d|10{{1,6}}|[a-z])\*\*)(?=\d{{1,2}}(?![\p{{Latin}}\d*]|[.-]\w)))",
     r"(?P<emphasis>\*{1,3}|_{1,3}|~~)",
     rf"(?P<emoji>(?: (?=(?:{_EMOJI})+[.,!?;:]))?(?:{_EMOJI})+)",
     r"(?P<torn>[-‐\u00AD](?:(?<=[\p{Latin}\p{Cyrillic}]\p{Ll}.)[ \t]*\r?\n[ \t]*(?=(?P<rest>\p{Ll}{2,}))"
@@ -153,9 +165,6 @@ _PARTS = (
     r"(?P<break>(?:[ \t]*(?:\r\n?|\n))+)",
     r"(?P<blanks>[ \t\u00A0\u2000-\u200A\u202F\u3000]{2,}|[\t\u00A0\u2000-\u200A\u202F\u3000])",
     r"(?=[=⁰¹²³⁴-⁻ⁿˣ])(?:"
-    rf"(?P<exponent>\d[eE]\+?(?<=(?<![[\p{{L}}\p{{N}}_]--[{CJK}]]|\d[.,:]|[[\w)\]]--[{CJK}]][-−])"
-    r"(?:(?:\d|\d{1,30}[.,]\d{1,60})[eE]\+?|\d{1,30}[eE](?:\+|(?=[-−]))))(?=[-−]?\d{1,3}(?![\p{Latin}\d]|[.,]\d|-\w{4}))"
-    rf"|\*\*(?<=(?<![[\w.,*]--[{CJK}]])(?:\d|10{{1,6}}|[a-z])\*\*)(?=\d{{1,2}}(?![\p{{Latin}}\d*]|[.-]\w)))",
     r"(?P<invisible>={2,6}(?<=(?:\A|\n)={2,6}[ \t]*\p{L}[^=\n]{0,200}={2,6})(?=[ \t]*(?:\n|\Z)))"
     rf"|(?P<note>[⁰¹²³⁴-⁹]+(?<={_NOTED}[⁰-⁹¹²³]+)(?![⁰-⁹⁺⁻\p{{L}}\p{{N}}]))"
     r"|(?P<charge>[¹²³⁴-⁹]?[⁺⁻](?<=[\p{Lu}₀-₉)\]].?.|\p{Lu}\p{Ll}.?.)(?![⁰¹²³⁴-⁹ⁿ\p{Latin}]))"
@@ -333,6 +342,8 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             return f"{unicodedata.numeric(found[0]):.0f}{' ' * found.string[found.end() : found.end() + 1].isalnum()}"
         case "charge":  # the charge of an ion, as in Fe³⁺
             return " " + " ".join(unicodedata.normalize("NFKC", found[0]))
+        case "exponent":  # 2**10 and 3.2E-4
+            return "^" if found[0] == "**" else f"{found[0][0]}×10^"
         case "power":
             return "^" + unicodedata.normalize("NFKC", found[0])
         case "torn":
@@ -342,8 +353,6 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             return (
                 "- "
                 if _SUSPENDED.fullmatch(found["rest"])
-        case "exponent":  # 2**10 and 3.2E-4
-            return "^" if found[0] == "**" else f"{found[0][0]}×10^"
                 else "-" * bool(_HYPHENATED.fullmatch(f"{head}-{found['rest']}"))
             )
         case "escape":
@@ -352,7 +361,10 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             edges = found.string[max(0, found.start() - 1) : found.start()], found.string[found.end() : found.end() + 1]
             return "" if any(edge in ("", "\n") for edge in edges) else ", "
         case "html":
-            return pause if _PAUSING.fullmatch(found["name"] or "") else ""
+            name, after = found["name"] or "", found.string[found.end() : found.end() + 1]
+            apart = _APART.fullmatch(name) or (name == "a" and found.string.endswith("</a>", 0, found.start()))
+            joins = after.isalnum() and not _WIDE.match(after)
+            return pause if _PAUSING.fullmatch(name) else " " * bool(apart and joins)
         case "break":
             # After a unit's full stop the break stays, so that the rule for units sees that the line ends there.
             return (
