@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import unicodedata
 from collections import defaultdict
 from typing import Literal, get_args
@@ -75,6 +76,7 @@ def detect_language(text: str, before: Language | None = None) -> Language:
     each English word. Any other text is Chinese if it contains a Chinese character, else English.
     """
     met: defaultdict[str, set[str]] = defaultdict(set)
+    text = html.unescape(text)  # the letters of &le; are no word
     for match in _EVIDENCE.finditer(unicodedata.normalize("NFC", text)):
         if not _NO_EVIDENCE.fullmatch(match[0]):
             met[match.lastgroup or "latin"].add(match[0].lower())

@@ -119,6 +119,7 @@ def test_a_text_that_shows_no_language_is_in_that_of_the_text_before():
     assert detect_language("東京都港区1丁目", "ja") == "ja"
     assert detect_language("东京港区的3个人，你说。", "ja") == "zh"
     assert detect_language("And then there were 21 of them.", "de") == "en"
+    assert detect_language("x &le; y &ne; z") == "en"
     assert detect_language("Zimmer 21, bitte.", "zh") == detect_language("Zimmer 21, bitte.", "en") == "en"
 
 
