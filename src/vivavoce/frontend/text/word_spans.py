@@ -16,10 +16,11 @@ _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 # A word ends at white space; each Chinese or Japanese character is a word, with the punctuation after it.
 _WORD = regex.compile(rf"[{_CJK}]\p{{P}}*|[^\s{_CJK}]+")
 _SPOKEN = regex.compile(r"[\p{L}\p{N}]")
-_READ = regex.compile(r"[\p{L}\p{N}\p{Sc}\p{Sm}&@#%*/--|]", regex.V1)
+_READ = regex.compile(r"[\p{L}\p{N}\p{Sc}\p{Sm}&@#%*/§°©®™№℃℉㎡㈱㈲㈜〒--|]", regex.V1)
 """Characters that normalisation may read aloud."""
 _AT_MARK = 8
 _SAID = regex.compile(rf"[{_CJK}]|[^\s\p{{P}}{_CJK}]+")
+_Token = tuple[tuple[int, int], str]
 
 
 class WordSpan(NamedTuple):
@@ -60,14 +61,13 @@ def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[
     spoken text between them in proportion to the lengths of the written words.
     """
     own, said = tokens_of(text), tokens_of(spoken)
-    pairs = matches([key for _, key in own], [key for _, key in said])
-    anchors: list[tuple[int, int] | None] = [None] * len(written)
-    for place, beside in pairs:
+    plain, anchors = without_markup(text), list[tuple[int, int] | None]([None] * len(written))
+    for place, beside in _pairs(plain, spoken, own, said):
         word = bisect_right(written, own[place][0][0], key=lambda one: one[1])
         (low, high), before = said[beside][0], anchors[word]
         if _SPOKEN.search(spoken, low, high):
             anchors[word] = (before[0] if before else low), high
-    shares, past, plain, waiting = list[tuple[int, int]](), 0, without_markup(text), list[int]()
+    shares, past, waiting = list[tuple[int, int]](), 0, list[int]()
     for number, anchor in enumerate([*anchors, (len(spoken), len(spoken))]):
         if anchor is None:
             waiting.append(number)
@@ -81,6 +81,25 @@ def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[
             shares.append(anchor)
             past = anchor[1]
     return shares
+
+
+def _pairs(plain: str, spoken: str, own: Sequence[_Token], said: Sequence[_Token]) -> list[tuple[int, int]]:
+    """Match the tokens of both texts, so that a written word without a match keeps spoken words before the next match.
+
+    In "e.g. for lunch", read as "for example for lunch", the second "for" is the written one.
+    """
+    keys, said_keys = [key for _, key in own], [key for _, key in said]
+    pairs, end, said_end = matches(keys, said_keys), 0, 0
+    for number in range(len(pairs)):
+        place, beside = pairs[number]
+        words = sum(map(bool, map(_READ.search, plain[end : own[place][0][0]].split())))
+        if words > len(_SAID.findall(spoken, said_end, said[beside][0][0])):
+            later = matches(keys[place:], said_keys[beside + 1 :])
+            if len(later) == len(pairs) - number:
+                pairs[number:] = [(place + one, beside + 1 + other) for one, other in later]
+                place, beside = pairs[number]
+        end, said_end = own[place][0][1], said[beside][0][1]
+    return pairs
 
 
 def _divided(spoken: str, low: int, high: int, words: Sequence[str]) -> list[tuple[int, int]]:
