@@ -57,6 +57,8 @@ def pairs(text: str, spoken: str) -> list[tuple[str, str]]:
         ("5 ° degrees", "five degrees degrees", [("5", "five"), ("°", "degrees"), ("degrees", "degrees")]),
         ("5 ° warm. § 3", "five degrees warm. section three", [("5", "five"), ("°", "degrees"), ("warm.", "warm"),
                                                               ("§", "section"), ("3", "three")]),
+        ("$5 $5 & five", "five dollars five dollars and five", [("$5", "five dollars"), ("$5", "five dollars"),
+                                                               ("&", "and"), ("five", "five")]),
         ("well / well done", "well well done", [("well", "well"), ("well", "well"), ("done", "done")]),
         ("½ kg 3 oz", "x y z", [("½", "x"), ("kg", "x"), ("3", "y"), ("oz", "z")]),
         ("我有100元，你呢？", "我有一百元，你呢？",

@@ -216,8 +216,8 @@ class _Aligned:
         return self._cut(said)
 
     def _align(self, words: str, start: int, start_said: int) -> None:
-        self._tokens, self._keys = _tokens(self._text, start, self._end)
-        self._said, self._said_keys = _tokens(words, start_said, self._said_end)
+        self._tokens, self._keys = tokens_of(self._text, start, self._end)
+        self._said, self._said_keys = tokens_of(words, start_said, self._said_end)
         # Matched tokens: start and end in the written text, start and end in the spoken words.
         self._pairs = [(start, start, start_said, start_said)]
         self._pairs += [self._tokens[at] + self._said[beside] for at, beside in matches(self._keys, self._said_keys)]
@@ -254,15 +254,11 @@ class _Aligned:
         return min(past, end)
 
 
-def _tokens(text: str, start: int, end: int) -> tuple[list[tuple[int, int]], list[str]]:
+def tokens_of(text: str, start: int = 0, end: int | None = None) -> tuple[list[tuple[int, int]], list[str]]:
+    """The tokens of a text (word, number, punctuation, CJK character): their spans, and keys to compare them by."""
     tokens = list(_TOKEN.finditer(text, start, end))
     keys = {word: _key(word) for word in {token[0] for token in tokens}}
     return [token.span() for token in tokens], [keys[token[0]] for token in tokens]
-
-
-def tokens_of(text: str) -> list[tuple[tuple[int, int], str]]:
-    """The tokens of a text (word, number, punctuation, CJK character): span of each, and a key to compare it by."""
-    return list(zip(*_tokens(text, 0, len(text)), strict=True))
 
 
 def _key(token: str) -> str:

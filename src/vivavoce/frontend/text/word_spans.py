@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ _READ = regex.compile(r"[\p{L}\p{N}\p{Sc}\p{Sm}&@#%*/§°©®™№℃℉㎡㈱�
 """Characters that normalisation may read aloud."""
 _AT_MARK = 8
 _SAID = regex.compile(rf"[{_CJK}]|[^\s\p{{P}}{_CJK}]+")
-_Token = tuple[tuple[int, int], str]
+_Range = tuple[int, int]
 
 
 class WordSpan(NamedTuple):
@@ -35,7 +35,7 @@ class WordSpan(NamedTuple):
     last: int
 
 
-def words_of(text: str, spoken: str, places: Sequence[tuple[int, int]], start: int = 0) -> tuple[WordSpan, ...]:
+def words_of(text: str, spoken: str, places: Sequence[_Range], start: int = 0) -> tuple[WordSpan, ...]:
     """The words of a segment's text that are spoken, in order; silent words are left out.
 
     spoken: the normalised text. places: range of characters for each id of `spoken`. start: position of the text's
@@ -46,28 +46,24 @@ def words_of(text: str, spoken: str, places: Sequence[tuple[int, int]], start: i
     spans = []
     for (begin, end), (said, said_end) in zip(written, _shares(text, spoken, written), strict=True):
         letters = [found.start() for found in _SPOKEN.finditer(spoken, said, said_end)]
-        if not letters:
-            continue
-        own = [number for number, (low, high) in enumerate(ids) if low <= letters[-1] and high > letters[0]]
+        own = [number for number, (low, high) in enumerate(ids) if letters and low <= letters[-1] and high > letters[0]]
         if own:
             spans.append(WordSpan(start + begin, start + end, own[0], own[-1] + 1))
     return tuple(spans)
 
 
-def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _shares(text: str, spoken: str, written: Sequence[_Range]) -> list[_Range]:
     """The range of `spoken` that speaks each written word.
 
     Words that both texts contain are aligned. Written words between two aligned words, such as numbers, share the
     spoken text between them in proportion to the lengths of the written words.
     """
-    own, said = tokens_of(text), tokens_of(spoken)
-    plain, anchors = without_markup(text), list[tuple[int, int] | None]([None] * len(written))
-    for place, beside in _pairs(plain, spoken, own, said):
-        word = bisect_right(written, own[place][0][0], key=lambda one: one[1])
-        (low, high), before = said[beside][0], anchors[word]
+    plain, anchors = without_markup(text), list[_Range | None]([None] * len(written))
+    for (begin, _), (low, high) in _aligned(text, plain, spoken):
         if _SPOKEN.search(spoken, low, high):
-            anchors[word] = (before[0] if before else low), high
-    shares, past, waiting = list[tuple[int, int]](), 0, list[int]()
+            word = bisect_right(written, begin, key=lambda one: one[1])
+            anchors[word] = (anchors[word] or (low, high))[0], high
+    shares, past, waiting = list[_Range](), 0, list[int]()
     for number, anchor in enumerate([*anchors, (len(spoken), len(spoken))]):
         if anchor is None:
             waiting.append(number)
@@ -83,26 +79,27 @@ def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[
     return shares
 
 
-def _pairs(plain: str, spoken: str, own: Sequence[_Token], said: Sequence[_Token]) -> list[tuple[int, int]]:
+def _aligned(text: str, plain: str, spoken: str) -> Iterator[tuple[_Range, _Range]]:
     """Match the tokens of both texts, so that a written word without a match keeps spoken words before the next match.
 
-    In "e.g. for lunch", read as "for example for lunch", the second "for" is the written one.
+    In "e.g. for lunch", read as "for example for lunch", the second "for" is written. plain: `text` without markup.
     """
-    keys, said_keys = [key for _, key in own], [key for _, key in said]
+    (own, keys), (said, said_keys) = tokens_of(text), tokens_of(spoken)
     pairs, end, said_end = matches(keys, said_keys), 0, 0
-    for number in range(len(pairs)):
-        place, beside = pairs[number]
-        words = sum(map(bool, map(_READ.search, plain[end : own[place][0][0]].split())))
-        if words > len(_SAID.findall(spoken, said_end, said[beside][0][0])):
+    while pairs:
+        place, beside = pairs[0]
+        words = sum(map(bool, map(_READ.search, plain[end : own[place][0]].split())))
+        if words > len(_SAID.findall(spoken, said_end, said[beside][0])):
             later = matches(keys[place:], said_keys[beside + 1 :])
-            if len(later) == len(pairs) - number:
-                pairs[number:] = [(place + one, beside + 1 + other) for one, other in later]
-                place, beside = pairs[number]
-        end, said_end = own[place][0][1], said[beside][0][1]
-    return pairs
+            if len(later) == len(pairs):
+                pairs = [(place + one, beside + 1 + other) for one, other in later]
+                continue
+        yield own[place], said[beside]
+        end, said_end = own[place][1], said[beside][1]
+        del pairs[0]
 
 
-def _divided(spoken: str, low: int, high: int, words: Sequence[str]) -> list[tuple[int, int]]:
+def _divided(spoken: str, low: int, high: int, words: Sequence[str]) -> list[_Range]:
     """Divide a range of `spoken` between written words, in proportion to their lengths, preferably at punctuation.
 
     Each word gets a spoken word at least; if there are too few, signs get none, and several words have the same one.
@@ -113,7 +110,7 @@ def _divided(spoken: str, low: int, high: int, words: Sequence[str]) -> list[tup
         read = [one for one in words if _SPOKEN.search(one)]
     starts, sizes = [*(start for start, _ in said), high], [len(_READ.findall(one)) for one in read]
     marked = [0, *(_AT_MARK * (after - before > 1) for (_, before), (after, _) in pairwise(said))]
-    shares, end, left = list[tuple[int, int]](), low, len(read)
+    shares, end, left = list[_Range](), low, len(read)
     for word in words:
         begin = end
         if said and word in read and len(said) < len(read):
