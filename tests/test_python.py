@@ -45,6 +45,12 @@ def tts(babble: Path, tmp_path_factory: pytest.TempPathFactory) -> vivavoce.Viva
     return vivavoce.load(babble, device="cpu", voices=tmp_path_factory.mktemp("voices"))
 
 
+def closed() -> io.BytesIO:
+    file = io.BytesIO(b"RIFF")
+    file.close()
+    return file
+
+
 def hum(seconds: float, rate: int = RATE) -> np.ndarray:
     """Something voiced: harmonics of 150 Hz that come and go."""
     t = np.arange(int(seconds * rate)) / rate
@@ -708,6 +714,7 @@ def test_modes_by_name(tts, reference, mode):
         ({"voice": "babble-b", "transcript": "Hum."}, InvalidRequest, "^transcript: belongs"),
         ({"voice": hum(1.0)}, InvalidRequest, "ndarray"),
         ({"voice": io.StringIO("x")}, InvalidAudio, "text mode"),
+        ({"voice": closed()}, InvalidAudio, r"^reference audio: the given data cannot be read \(.* closed file"),
         ({"speed": 3.0}, InvalidRequest, "speed: 3.0"),
         ({"speed": "fast"}, InvalidRequest, "speed: 'fast'"),
         ({"seed": 1.5}, InvalidRequest, "seed: 1.5"),

@@ -109,7 +109,10 @@ def read_source(source: str | Path | bytes | BinaryIO, field: str) -> tuple[byte
     elif isinstance(source, (str, Path)):
         data = _read_path(source, label)
     elif hasattr(source, "read"):
-        data = _read_bounded(source, label)
+        try:
+            data = _read_bounded(source, label)
+        except (OSError, ValueError) as error:  # it is closed, or open for writing
+            raise InvalidAudio(f"{label} cannot be read ({error}); give a file that is open in mode 'rb'") from None
     else:
         raise InvalidAudio(
             f"{field}: {type(source).__name__} is not a recording; give a path, bytes, an open binary file or "
