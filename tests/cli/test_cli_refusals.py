@@ -135,7 +135,7 @@ EARLY = [
     ("voice add you absent.wav", "'absent.wav' does not exist"),
     ("voice add you text.wav", "'text.wav' is not an audio file"),
     ("voice show nobody", "'nobody' is not registered"),
-    ("voice remove nobody", "voice: 'nobody' is not stored (stored: none)"),
+    ("voice remove nobody", "voice: 'nobody' is not stored; `vivavoce voice list` shows"),
     ("voice export nobody", "'nobody' is not registered"),
     ("keys list --file none.toml", "does not exist"),
     (("keys", "add", "a b", "--file", "keys.toml"), "name: 'a b' cannot be"),

@@ -177,6 +177,10 @@ def test_a_text_as_an_argument_is_checked_like_piped_text(run: Run, no_loading: 
     assert not Path("out.wav").exists()
 
 
+def test_a_text_that_the_locale_cannot_decode_is_read_as_utf_8(run: Run) -> None:
+    assert run("normalize", "café 5".encode().decode("ascii", "surrogateescape")).out == "café five\n".encode()
+
+
 def test_a_protected_output_is_refused(run: Run, no_loading: None, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("kept.wav").write_bytes(b"mine")
     monkeypatch.setattr("os.access", lambda *_: False)  # the superuser may write anything

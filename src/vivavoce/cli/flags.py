@@ -92,9 +92,7 @@ class PlainCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         for name in (one.name for one in self.params if getattr(one, "metavar", None) == "TEXT"):
-            given = ctx.params[name]
-            for text in given if isinstance(given, (list, tuple)) else [given or ""]:
-                utf8(f"{name}:", text.encode(errors="surrogateescape"))  # of any locale
+            ctx.params[name] = _as_utf8(f"{name}:", ctx.params[name])
         return super().invoke(ctx)
 
     @staticmethod
@@ -131,6 +129,13 @@ def group(help: str, *lines: str, during: Callable[[], AbstractContextManager[No
 
 def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _as_utf8(label: str, given: Any) -> Any:
+    """Read texts of the command line as UTF-8; a locale without their letters gave surrogate escapes in their place."""
+    if isinstance(given, (list, tuple)):
+        return [_as_utf8(label, one) for one in given]
+    return given and utf8(label, given.encode(errors="surrogateescape"))
 
 
 def utf8(label: str, content: bytes) -> str:

@@ -41,7 +41,7 @@ class _About:
     description: str = flag("A note of your own.", "TEXT", default="")
     licence: str = flag("Terms of use for the voice.", "TEXT", default="")
     consent: str = flag("What the person who is heard allows.", "TEXT", default="")
-    consent_by: str = flag("The person who gave the consent.", "NAME", default="")
+    consent_by: str = flag("The person who gave the consent.", "TEXT", default="")
     adapter: str = flag("LoRA adapter of the voice, for requests that name no adapter.", "NAME", default="")
 
 
@@ -219,7 +219,7 @@ def remove(
     """Delete a stored voice."""
     store = _store(voices)
     if name not in store:
-        raise VoiceNotFound(f"voice: {name!r} is not stored (stored: {', '.join(store.names()) or 'none'})")
+        raise VoiceNotFound(f"voice: {name!r} is not stored; `vivavoce voice list` shows the stored ones")
     if not yes:
         confirm_removal("voice", name, "voice")
     store.remove(name)
