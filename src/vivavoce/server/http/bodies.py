@@ -241,7 +241,7 @@ async def read_form(request: Request, max_fields: int) -> Form:
                 form.files.append((name, await value.read()))
                 form.names[name] = value.filename or ""
             else:
-                form.texts.append((name, _utf_8(value.encode("latin-1"), name)))
+                form.texts.append((name, _utf_8(value.encode("latin-1"), name, "send UTF-8; a file needs a name")))
     finally:
         await parsed.close()
     _check_once([*form.texts, *form.files])
@@ -302,9 +302,9 @@ async def _parse_multipart(request: Request, max_fields: int) -> FormData:
         raise InvalidRequest(f"body: it is not a readable form ({error.message.rstrip('.')})") from None
 
 
-def _utf_8(encoded: bytes, field: str) -> str:
+def _utf_8(encoded: bytes, field: str, remedy: str = "send UTF-8") -> str:
     try:
         return encoded.decode("utf-8")
     except UnicodeDecodeError as error:
         name = field[:40] if field.isprintable() else "a field"
-        raise InvalidRequest(f"{name}: is not UTF-8 from byte {error.start} on; send UTF-8") from None
+        raise InvalidRequest(f"{name}: is not UTF-8 from byte {error.start} on; {remedy}") from None
