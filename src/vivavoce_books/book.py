@@ -24,6 +24,8 @@ FOREIGN: dict[str, tuple[bytes, int]] = {
     "a DjVu scan": (b"AT&TFORM", 0),
 }
 """Unsupported format → bytes that identify it, and their offset in the file."""
+_SOUND = re.compile(rb"(?s)RIFF.{4}WAVE|ID3[\2-\4]|fLaC[\0\x80]|OggS\0|\0\0\0.ftyp|\xff[\xf2\xf3\xfa\xfb]")
+"""The first bytes of WAV, MP3 (with and without a tag), FLAC, Ogg and M4A files."""
 
 
 class BlockKind(str, Enum):
@@ -116,6 +118,8 @@ def open_book(path: Path, options: BookOptions = BookOptions()) -> Book:
     for known, (sign, at) in FOREIGN.items():
         if start[at:].startswith(sign):
             raise InvalidRequest(f"book: {label} is {known}; convert it to EPUB or text, for example with Calibre")
+    if _SOUND.match(content):
+        raise InvalidRequest(f"book: {label} is an audio file; give an EPUB, HTML, Markdown or text file")
     if len(content) > MAX_BOOK_BYTES:
         raise InvalidRequest(f"book: {label} has {size} bytes, above the limit of {MAX_BOOK_BYTES}; split it")
     return _spoken(_text_book(content, path.suffix.lower(), label, options), label)

@@ -65,12 +65,13 @@ def decode(content: bytes, label: str, *, markup: bool = False) -> str:
         # Text in another encoding may decode as GB 18030, but then lacks the commonest Chinese characters.
         if text and (encoding == "cp1252" or not {"的", "。", "，"}.isdisjoint(text)):
             return _checked(text, label)
+    _checked(content.decode("latin-1") if named != ["utf-16"] else "", label)
     raise InvalidRequest(f"book: {label} has an unknown encoding; save it as UTF-8")
 
 
 def _checked(text: str, label: str) -> str:
     if "\0" in text:
-        raise InvalidRequest(f"book: {label} is not text; give an EPUB, HTML, Markdown or text file")
+        raise InvalidRequest(f"book: {label} is not text but a binary file; give an EPUB, HTML, Markdown or text file")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -184,7 +185,8 @@ def test_a_book_shows_its_chapters_before_some_are_chosen(tmp_path: Path) -> Non
         ({"cast": {"tom": "tom"}}, 404, "cast.tom: 'tom' is not registered"),
         ({"cast": {"a=b": "anna"}}, 400, "cast: 'a=b' is not a name"),
         ({"input": "[voice:tom] Hello."}, 400, "cast: .* is not in the cast .*; name a voice for 'tom'"),
-        ({"input": "…"}, 400, "book: .* has no text to speak|chapters: nothing"),
+        ({"input": "…"}, 400, "book: input has no text to speak"),
+        ({"input": "\U0001f389"}, 400, "book: input has no text to speak; write at least one word"),
         ({"pause_scene": 61}, 400, "pause_scene: input should be less than or equal to 60"),
         ({"response_format": "wav"}, 400, "response_format: "),
         ({"input": "Some words. " * 100}, 400, "characters: the job has 1196, the limit is 1000"),
@@ -206,6 +208,27 @@ def test_a_file_that_is_no_book_is_called_by_the_client_s_name(tmp_path: Path) -
             answer = world.client.post(JOBS, files={"file": (name, content, "application/octet-stream")})
             assert answer.status_code == 400
             assert f"book: '{name}' " in answer.json()["error"]["message"]
+
+
+def test_a_file_without_a_name_is_a_text(tmp_path: Path) -> None:
+    with working(tmp_path) as world:
+        made = world.client.post(JOBS, files={"file": (None, TEXT)})
+        assert (made.status_code, len(made.json()["chapters"])) == (201, 2), made.text
+        for part, fields, words in (
+            ("\0", {}, "book: file is not text but a binary file"),
+            (b"RIFF\xff", {}, "file: is not UTF-8 from byte 4 on; send UTF-8; a file needs a name"),
+            (TEXT, {"input": TEXT}, "input: a file was sent as well"),
+        ):
+            refused = world.client.post(JOBS, files={"file": (None, part)}, data=fields)
+            assert (refused.status_code, words in refused.text) == (400, True), refused.text
+
+
+def test_a_missing_package_has_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bs4.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with working(tmp_path / "jobs") as world:
+        answer = world.client.post(JOBS, files={"file": ("a.html", b"<p>Hello.</p>")})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "missing_dependency")
 
 
 def test_each_key_sees_its_own_jobs_and_has_its_own_limits(tmp_path: Path) -> None:

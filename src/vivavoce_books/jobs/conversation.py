@@ -12,10 +12,11 @@ from typing import Any
 
 from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
-from vivavoce.errors import InvalidRequest, OutOfMemory, StageFailed, TooLarge, VivavoceError
+from vivavoce.errors import OutOfMemory, StageFailed, VivavoceError
 from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechRequest
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.rate_limiter import Principal
+from vivavoce_books.jobs.values import error_of
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,7 @@ async def converse(
         async for line in process.stdout:
             message = json.loads(line)
             if message["kind"] == "failed":
-                kind = TooLarge if message["status"] == 413 else InvalidRequest
-                raise (kind if message["status"] < 500 else StageFailed)(message["error"])
+                raise error_of(message)
             await take(message, process)
     finally:
         if process.returncode is None:
@@ -71,12 +71,12 @@ async def answer(
             break
         except VivavoceError as error:
             if error.http_status not in (429, 503) or isinstance(error, OutOfMemory):
-                told = {"error": str(error), "status": error.http_status}
+                told = {"error": str(error), "code": error.code, "status": error.http_status}
                 break
             await asyncio.sleep(min(LONGEST_WAIT_S, error.retry_after_s or SHORTEST_WAIT_S))
         except Exception:
             log.exception("job failed: segment of %(job)s", {"job": job})
-            told = {"error": "server: an internal error, which was logged", "status": 500}
+            told = {"error": "server: an internal error, which was logged", "code": StageFailed.code, "status": 500}
             break
     assert process.stdin is not None
     line = json.dumps({"number": number, "bytes": len(content), **told}).encode() + b"\n"

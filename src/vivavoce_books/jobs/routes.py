@@ -283,14 +283,16 @@ async def _read(request: Request) -> tuple[JobFields, bytes, str, str]:
     values: dict[str, Any] = {}
     for name, text in form.texts:
         values[name] = parse_json(text.encode(), name) if name in _STRUCTURED else text
+    if (unnamed := values.pop("file", None)) is not None:  # a part without a file name
+        form.files.append(("file", unnamed.encode()))
     fields = validated(JobFields, without_ignored(request, JobFields, values))
     for name, content in form.files:
         if name != "file":
             raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the book as file")
         if fields.input:
             raise InvalidRequest("input: a file was sent as well; send only one of them")
-        given = form.names[name]
-        return fields, content, _kept_name(given), repr(given[:80]) if given else "file"
+        given = form.names.get(name)
+        return fields, content, _kept_name(given or ""), repr(given[:80]) if given else "file"
     if not fields.input:
         raise InvalidRequest("file: is missing; send a book as file, or a text as input")
     return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt", "input"

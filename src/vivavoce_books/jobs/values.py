@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, MissingDependency, StageFailed, TooLarge, VivavoceError
 from vivavoce.files import replace_file
 from vivavoce_books.book import BookOptions, Choice, open_book
 from vivavoce_books.cast import cast_of
@@ -137,8 +137,16 @@ def read_plan(folder: Path) -> tuple[JobOptions, Plan, list[int], list[Segment]]
     chosen = parse_chapters(options.chapters, len(book.chapters))
     wanted = [one for one in plan.segments if one.chapter in set(chosen)]
     if not wanted:
+        if options.chapters is None:
+            raise InvalidRequest(f"book: {options.file!r} has no text to speak; write at least one word")
         raise InvalidRequest("chapters: nothing in the chosen ones can be spoken; choose others")
     return options, plan, chosen, wanted
+
+
+def error_of(told: dict[str, Any]) -> VivavoceError:
+    """The error of a message from another process: its text, code and HTTP status."""
+    kinds = {kind.code: kind for kind in (MissingDependency, TooLarge)}
+    return kinds.get(told["code"], InvalidRequest if told["status"] < 500 else StageFailed)(told["error"])
 
 
 def summary(plan: Plan, chosen: list[int]) -> dict[str, Any]:

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.child import end_with_parent, ignore_signals
-from vivavoce.errors import InvalidRequest, StageFailed, VivavoceError
+from vivavoce.errors import VivavoceError
 from vivavoce.frontend.speech import Mark, marks_of
 from vivavoce_books.cast import cast_of
-from vivavoce_books.jobs.values import LEDGER, Heard, read_plan, summary
+from vivavoce_books.jobs.values import LEDGER, Heard, error_of, read_plan, summary
 from vivavoce_books.ledger import Ledger, open_ledger
 from vivavoce_books.plan import Plan, Segment, fingerprints_of
 from vivavoce_books.speaking import Job, speak_missing
@@ -87,7 +87,7 @@ class Server:
         self.tell(kind, number=number, **values)
         message, content = future.result()
         if "error" in message:
-            raise (InvalidRequest if message["status"] < 500 else StageFailed)(message["error"])
+            raise error_of(message)
         return message, content
 
 
