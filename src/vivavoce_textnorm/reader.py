@@ -29,6 +29,7 @@ _SIGNS = "-−–—～+#@~/.(（*_|\\^`{}[]<>:·※■●◆★☆▲△½⅓�
 _PLAIN_WORD = compiled(
     r"(?!(?=\p{Lu})[IVXLC]+\b)(?:[\p{Latin}\p{Cyrillic}\p{M}]+|\p{Hangul}+)(?=[\s,;!?)”\"…。，！？；：、]|\.?(?:\s|\Z))"
 )
+_ENDLESS = compiled(r"(?:\d{1,40}[.,:/eE-]){0,3}\d{1000,}")
 _WORD_REST = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}'’]--[{CJK}\p{{N}}]]+")
 _SENTENCE = compiled(r"[^。！？\n]*[。！？\n]*")
 # Latin text, with the model's tags that stand before it, such as [laughter].
@@ -305,6 +306,8 @@ def _scan(
 
 def _try(grammar: Grammar, text: str, at: int, end: int, kind: str) -> Found:
     place = Cursor(grammar, text, at, end)
+    if kind == "digit" and (endless := place.match(_ENDLESS)):  # Python refuses to count with 4,300 digits and more
+        return endless.end(), grammar.voice.one_by_one("".join(filter(str.isdecimal, endless[0]))), "digits"
     if kind == "digit" and (told := classes.read_span(place)):
         return told if told[0] <= end else None
     for name, pattern, say in grammar.own[kind]:

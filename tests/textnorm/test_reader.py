@@ -138,6 +138,12 @@ def test_numbers_of_a_date_have_the_order_of_the_country() -> None:
     assert read(british).spoken == "On the third of April, twenty twenty six. On March fourth, twenty twenty six."
 
 
+@pytest.mark.parametrize("language", VERBALIZERS)
+@pytest.mark.parametrize("text", ["{}x4", "1.{}x4", "{}:30", "12:{}", "1e{}", "1-{}", "No. {}", "第{}年"])
+def test_more_digits_than_python_counts_with_are_said_one_by_one(language: str, text: str) -> None:
+    assert len(read(text.format("3" * 5_000), language).spoken) >= 5_000
+
+
 @pytest.mark.parametrize(
     ("digits", "groups"),
     [
