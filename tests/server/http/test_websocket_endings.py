@@ -118,6 +118,15 @@ async def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch, fi
         assert served.dispatcher.active == 0
 
 
+async def test_who_says_nothing_after_a_flush_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ws_session, "IDLE_S", 0.3)
+    async with connected() as (client, served):
+        assert audio_of(await answered(client, text("Hi there friend."), FLUSH, until="flushed"))
+        code, reason = await asyncio.wait_for(ending_of(client), LATE_S)
+        assert (code, reason) == (ws_session.NORMAL, "idle: no text came for 0.3 s; send end when all of it has come")
+        assert served.dispatcher.active == 0
+
+
 async def test_who_opens_an_utterance_and_brings_no_text_may_not_stay_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ws_session, "IDLE_S", 0.3)
     async with connected() as (client, served):

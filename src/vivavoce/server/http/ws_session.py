@@ -310,10 +310,10 @@ class Session:
         if not self._open or reply["type"] == "audio":
             self._last_at = self._loop.time()
 
-    def _pause_left(self) -> float | None:
-        """Seconds until the client has been silent for too long; None: the server waits for nothing from it."""
+    def _pause_left(self) -> float:
+        """Seconds until the client has been silent for too long; while the server speaks, until the next look."""
         if not all(utterance.waits_for_text for utterance in self._open.values()):
-            return None
+            return self._idle_s
         # A client without a key has `KEY_S`, even if it sends other messages.
         until = self._began + KEY_S if self._principal is None else self._last_at + self._idle_s
         return max(0.0, until - self._loop.time())
