@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -216,6 +217,11 @@ class Session:
         principal = self._state.keys.authenticate(self._token)  # the key may have been removed
         about = dispatcher.backend.about
         wanted = await start.request(None, principal, about, rules=dispatcher.rules)
+        if self._form.is_own:  # what a dialect reads in the query is lost here
+            self._socket.state.ignored = None
+            check_query(self._socket, known_names(Start), "start message", _QUERY)
+            if ignored := self._socket.state.ignored:
+                wanted = replace(wanted, notes=(*wanted.notes, ignored))
         self._form.is_base64 = start.audio == "base64"
         wanted_id = self._form.request_id_of(context) or self._next_id
         identity = dispatcher.request_log.accept_request_id(wanted_id, principal)
