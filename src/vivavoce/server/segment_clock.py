@@ -24,7 +24,7 @@ class SegmentClock:
         self._announced: dict[int, dict[str, int]] = {}
         self._current: int | None = None
         self._begin_s = 0.0
-        self._first_segment = self._first_character = self._given = 0
+        self._first_segment = self._first_character = self._repeated = self._given = 0
         self.reached: dict[str, int] | None = None
         """Segment and characters of the last audio; None before the first audio."""
 
@@ -32,13 +32,16 @@ class SegmentClock:
     def seconds(self) -> float:
         return round(self._samples / self._rate, 6)
 
-    def begin_request(self, first_character: int) -> None:
-        """Start a new request, whose segments are numbered from 0. first_character: where its text begins."""
+    def begin_request(self, first_character: int, repeated: int = 0) -> None:
+        """Start a new request, whose segments are numbered from 0. first_character: where its text begins; repeated: so
+        many of its first characters belong to no segment.
+        """
+        self._repeated = repeated
         self._first_segment, self._first_character, self._first_s = self._given, first_character, self.seconds
 
     def announce(self, segment: SegmentText) -> None:
         number = self._first_segment + segment.place
-        start, end = self._first_character + segment.start, self._first_character + segment.end
+        start, end = (self._first_character + max(at, self._repeated) for at in (segment.start, segment.end))
         self._announced[number] = {"segment": number, "start_character": start, "end_character": end}
         self._given = max(self._given, number + 1)
 

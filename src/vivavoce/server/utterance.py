@@ -38,6 +38,8 @@ class Passage:
     first_character: int
     reasoning: TextFilter
     """A filter that gets the same pieces, and tells what of them is not reasoning, and whether they end within it."""
+    repeated: int = 0
+    """Number of its first characters that repeat what was open before the flush."""
     texts: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
     """The passage's pieces; None at the end."""
     length: int = 0
@@ -64,7 +66,7 @@ class Passage:
             from vivavoce_textnorm import open_fence
 
             begun = f"{fence}\n{begun}" if (fence := open_fence(self.read)) else begun
-        passage = Passage(first_character - len(begun), reasoning)
+        passage = Passage(first_character - len(begun), reasoning, len(begun))
         passage.push(begun)
         passage.is_blank = True
         return passage
@@ -258,7 +260,7 @@ class StreamedUtterance:
         return error
 
     async def _send_speech(self, active: ActiveRequest, passage: Passage, encoder: Encoder) -> None:
-        self._clock.begin_request(passage.first_character)
+        self._clock.begin_request(passage.first_character, passage.repeated)
         step = self._sample_rate // PIECES_PER_S
         async for event in active:
             if isinstance(event, SegmentText):

@@ -155,6 +155,7 @@ async def test_a_flush_speaks_the_words_before_open_reasoning_and_keeps_the_rest
         assert len(served.speaker.orders) == 2
         # The second order begins with the tag again, so that the reading knows that it is within reasoning.
         assert len(audio_of(replies)) == len(pcm(len(f"<thinking>{rest}Go.")))
+        assert of_type(replies, "segment")[0]["start_character"] == len("Hello. <thinking>One, ")
         assert of_type(replies, "segment")[-1]["end_character"] == len(f"Hello. <thinking>One, {rest}Go.")
 
 
@@ -168,7 +169,8 @@ async def test_a_flush_within_a_block_of_code_goes_on_within_it() -> None:
         assert len(served.speaker.orders) == 2
         # The second order begins with the fence again, so that the reading knows that it is within code.
         assert len(audio_of(replies)) == len(pcm(len(f"```\n\n{rest}")))
-        assert of_type(replies, "segment")[-1]["end_character"] == len(f"{begun}\n{rest}")
+        (segment,) = of_type(replies, "segment")  # the characters that come again are not of it
+        assert (segment["start_character"], segment["end_character"]) == (len(begun), len(f"{begun}\n{rest}"))
 
 
 async def test_passages_that_were_flushed_ahead_come_in_order_as_one_request_at_a_time() -> None:
