@@ -94,6 +94,8 @@ class _Connection:
         self.waits_since = asyncio.get_running_loop().time()
         self._utterance: StreamedUtterance | None = None
         self._is_streamed = False
+        self._whole: dict[str, Any] | None = None
+        """The data of a `synthesize` that came within a stream."""
         self._characters = self._samples = 0
         """Number of received characters of the utterance, and number of sent samples of its audio."""
         writer.transport.set_write_buffer_limits(high=SEND_BYTES)
@@ -139,20 +141,23 @@ class _Connection:
         try:
             if not (line := await self._reader.readline()):
                 return None
-            head = _json_object(line)
+            head = _object(json.loads(line), "event")
+            if not isinstance(kind := head.get("type"), str):
+                given = f"{kind!r:.40} is not a text" if "type" in head else "is missing"
+                raise InvalidRequest(f"type: {given}; each event needs one, such as synthesize")
             sizes = [head.get(name) or 0 for name in ("data_length", "payload_length")]
             for size, limit in zip(sizes, (DATA_BYTES, LINE_BYTES), strict=True):
                 if not isinstance(size, int) or not 0 <= size <= limit:
                     raise InvalidRequest(f"event: its data or payload has {size!r:.20} bytes; send 0 … {limit}")
-            data = dict(head.get("data") or {})
+            data = {} if head.get("data") is None else _object(head["data"], "data")
             if sizes[0]:
-                data |= _json_object(await self._reader.readexactly(sizes[0]))
+                data |= _object(json.loads(await self._reader.readexactly(sizes[0])), "data")
             await self._reader.readexactly(sizes[1])
         except asyncio.IncompleteReadError:
             return None
         except (ValueError, TypeError, RecursionError):
             raise InvalidRequest(f"event: is not JSON of up to {LINE_BYTES} bytes; send Wyoming's events") from None
-        return str(head.get("type")), data
+        return kind, data
 
     async def _handle(self, kind: str, data: dict[str, Any]) -> None:
         """Act on an event. Events of unknown types are ignored, as the protocol requires."""
@@ -162,7 +167,9 @@ class _Connection:
             await self._send("pong", {"text": data.get("text")})
         elif kind == "synthesize-start":
             await self._begin(data, None)
-        elif kind == "synthesize" and not self._takes_text:  # within a stream it repeats the text for older servers
+        elif kind == "synthesize" and self._takes_text:
+            self._whole = data
+        elif kind == "synthesize":
             await self._begin(data, _text_of(data))
         elif kind == "synthesize-chunk":
             text = _text_of(data)
@@ -178,7 +185,13 @@ class _Connection:
         elif kind == "synthesize-stop":
             if self._utterance is None:
                 raise InvalidRequest("synthesize-stop: no text was begun; send synthesize-start first")
-            self._utterance.end()
+            self._end_text(self._utterance)
+
+    def _end_text(self, utterance: StreamedUtterance) -> None:
+        """End a text. A `synthesize` repeats its chunks for older servers; without chunks it is the text itself."""
+        if self._takes_text and self._whole is not None and not self._characters:
+            utterance.push(_text_of(self._whole))
+        utterance.end()
 
     @property
     def _takes_text(self) -> bool:
@@ -186,11 +199,12 @@ class _Connection:
 
     async def _begin(self, data: dict[str, Any], text: str | None) -> None:
         if self._utterance is not None:
-            self._utterance.end()  # a start in the middle of a text ends that text
+            self._end_text(self._utterance)  # a start in the middle of a text ends that text
             await asyncio.wait({self._utterance.delivery})
             await self._finish()
         name = _voice_of(data)
         self._is_streamed, self._characters, self._samples, self.waits_since = text is None, 0, 0, math.inf
+        self._whole = None
         principal = self._keys.named(self._settings.wyoming_key or "")
         request_id = self._dispatcher.request_log.accept_request_id(None, principal)
         wanted = SpeechRequest(text, name, principal.owner, word_times=_word_times_of(data))
@@ -256,9 +270,9 @@ class _Connection:
             await asyncio.wait_for(self._send("error", {"text": str(error), "code": error.code}), CLOSING_S)
 
 
-def _json_object(content: bytes) -> dict[str, Any]:
-    if not isinstance(found := json.loads(content), dict):
-        raise ValueError
+def _object(found: Any, field: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{field}: {found!r:.40} is not a JSON object; send Wyoming's events")
     return found
 
 

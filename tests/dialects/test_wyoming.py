@@ -162,6 +162,17 @@ async def test_a_text_is_spoken_while_it_comes() -> None:
         assert await heard(client, Synthesize(TEXT)) == spoken(TEXT)
 
 
+@pytest.mark.parametrize("last", [SynthesizeStop(), SynthesizeStart()])
+async def test_a_text_without_chunks_is_that_of_synthesize(last: Eventable) -> None:
+    async with home() as served, served.client() as client:
+        words = "Only compat words."
+        assert await heard(client, SynthesizeStart(), Synthesize(words), last, SynthesizeStop()) == spoken(words)
+        await until(client, SynthesizeStopped)
+        sent = (SynthesizeStart(), Synthesize("Both."), SynthesizeChunk("Both."), SynthesizeStop(), SynthesizeStop())
+        if isinstance(last, SynthesizeStop):
+            assert await heard(client, *sent) == spoken("Both.")
+
+
 async def test_a_start_in_the_middle_of_a_text_ends_that_text() -> None:
     async with home() as served, served.client() as client:
         await client.write_event(SynthesizeStart().event())
@@ -281,6 +292,8 @@ MALFORMED = {
     "a size in words": b'{"type": "describe", "data_length": "many"}\n',
     "data of no kind": b'{"type": "synthesize", "data": [7]}\n',
     "data that is no object": b'{"type": "describe", "data_length": 2}\n[]',
+    "no type": b'{"data": {"text": "Hello."}}\n',
+    "a type that is no text": b'{"type": 5}\n',
     "no text": b'{"type": "synthesize", "data": {"text": 7}}\n',
     "a voice in a list": b'{"type": "synthesize", "data": {"text": "a", "voice": ["anna"]}}\n',
     "a voice of no name": b'{"type": "synthesize", "data": {"text": "a", "voice": {"name": []}}}\n',
@@ -297,6 +310,25 @@ async def test_what_is_no_event_ends_its_connection(sent: bytes) -> None:
         assert served.refused("invalid_request") == 1
         writer.close()
         await served.speaks()
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b'{"data": {"text": "Hello."}}\n', "type: is missing; each event needs one"),
+        (b'{"type": 5}\n', "type: 5 is not a text; each event needs one"),
+        (b'{"type": "synthesize", "data": [1]}\n', "data: [1] is not a JSON object"),
+        (b'{"type": "synthesize", "data_length": 3}\n"a"', "data: 'a' is not a JSON object"),
+        (b"[1]\n", "event: [1] is not a JSON object"),
+        (b"{\n", "event: is not JSON"),
+    ],
+)
+async def test_an_error_names_what_is_wrong_with_an_event(sent: bytes, words: str) -> None:
+    async with home() as served:
+        reader, writer = await served.socket()
+        writer.write(sent)
+        assert words in (await asyncio.wait_for(reader.read(), LATE_S)).decode()
+        writer.close()
 
 
 async def test_what_means_nothing_here_is_left() -> None:
