@@ -51,19 +51,10 @@ _THEIR_MODELS, _ANY_MODEL = re.compile("eleven_.*"), re.compile(".*", re.DOTALL)
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
 _CHARACTER = re.compile("[\ud800-\udbff][\udc00-\udfff]|.", re.DOTALL)  # the halves of a pair come in two messages
-_READ = {
-    "api_key",
-    "voice_id",
-    "model_id",
-    "inactivity_timeout",
-    "output_format",
-    "seed",
-    "language_code",
-    "sync_alignment",
-}
+_READ = {"voice_id", "model_id", "output_format", "seed", "language_code", "sync_alignment"}
 _WITHOUT_EFFECT = {"auto_mode", "enable_logging", "enable_ssml_parsing", "apply_text_normalization"}
 SOCKET_QUERY = frozenset(_READ | _WITHOUT_EFFECT | {"optimize_streaming_latency"})
-"""Query parameters that the address of a WebSocket may have."""
+"""Query parameters that the address of a WebSocket may have, beside those that each WebSocket here has."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
 _QUERY = frozenset(("output_format", "optimize_streaming_latency", "enable_logging"))
 _OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
@@ -382,7 +373,7 @@ class ElevenLabsForm(MessageForm):
         self._contexts: dict[str, Alignment] = {}
         self._closing: set[str] = set()
         self._failed: deque[str] = deque(maxlen=_MAX_FAILED)
-        self._has_ended = False
+        self._has_ended = self._is_leaving = False
 
     def context_of(self, fields: dict[str, Any]) -> str:
         given = fields.get("context_id") or fields.get("contextId")
@@ -404,7 +395,9 @@ class ElevenLabsForm(MessageForm):
                     raise InvalidRequest("text: it comes after the empty text, which ended it; open another connection")
                 return []
         elif message.close_socket:
-            return [*self._last_words(message, context), Signal(type="close_all")]
+            last_words, self._is_leaving = self._last_words(message, context), True
+            self._closing.update(self._contexts)
+            return [*last_words, Signal(type="close_all")]
         elif message.close_context:
             return self._close(message, context)
         elif not message.text and not message.flush:
@@ -422,7 +415,7 @@ class ElevenLabsForm(MessageForm):
 
     def _last_words(self, message: SocketMessage, context: str) -> list[ClientMessage]:
         """The text of a message that also closes its context: a flush, so that it is spoken."""
-        if not message.flush and not (message.text or "").strip():
+        if not message.flush and message.text is None:
             return []
         return self._pieces(message.model_copy(update={"flush": True}), context)
 
@@ -432,6 +425,8 @@ class ElevenLabsForm(MessageForm):
             return []
         if self.several and not message.text and context not in self._contexts:
             return []
+        if self._is_leaving:
+            raise InvalidRequest(f"context_id: {context[:40]!r} comes after close_socket; open another connection")
         found: list[ClientMessage] = [] if context in self._contexts else [self._start(message)]
         alignment = self._contexts.setdefault(context, Alignment())
         text = message.text or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -13,7 +14,7 @@ from websockets.asyncio.client import ClientConnection
 
 from tests.server.fake_backend import FakeBackend, Gate
 from tests.server.http.faulty_clients import until
-from tests.server.http.websocket_serving import STREAM, FakeKeys, connected, ending_of, next_reply, send
+from tests.server.http.websocket_serving import LATE_S, STREAM, FakeKeys, connected, ending_of, next_reply, send
 from vivavoce.errors import InvalidRequest, Overloaded
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.server.http.ws_messages import pause_s
@@ -280,6 +281,61 @@ async def test_text_in_the_message_that_closes_is_spoken_first(flush: dict[str, 
         for context, words in (("b", "Bye. "), ("c", "Last. ")):
             own = of_context(replies, context)
             assert (len(audio_of(own)), own[-1]["isFinal"]) == (480 * len(words), True)
+
+
+async def test_an_empty_text_in_the_message_that_closes_is_no_interruption() -> None:
+    async with connected(path=MULTI + "?output_format=pcm_24000") as (client, _):
+        await send(client, {"text": "Not flushed. ", "context_id": "a"})
+        await send(client, {"text": "", "context_id": "a", "close_context": True})
+        assert len(audio_of(await until_final(client, "a"))) == 480 * len("Not flushed. ")
+        await send(client, {"text": "", "context_id": "b", "close_context": True})  # begins nothing
+        await send(client, {"text": "Last. ", "context_id": "c"}, {"text": "", "context_id": "c", "close_socket": True})
+        replies = await all_replies(client)
+        assert {reply["contextId"] for reply in replies} == {"c"}
+        assert len(audio_of(replies)) == 480 * len("Last. ")
+
+
+async def test_no_context_begins_after_the_socket_is_to_close() -> None:
+    gate = Gate(0)
+    async with connected(FakeBackend(gate=gate), MULTI + "?output_format=pcm_24000") as (client, served):
+        await send(client, {"text": "Old. ", "context_id": "a", "flush": True}, {"close_socket": True})
+        await send(client, {"text": "New. ", "context_id": "b", "flush": True}, {"text": ""})
+        (refusal,) = await until_final(client, "b")
+        assert refusal["message"] == "context_id: 'b' comes after close_socket; open another connection"
+        await send(client, {"text": "Late. ", "context_id": "a", "flush": True})  # it takes no text
+        gate.set()
+        replies = await all_replies(client)
+        assert (client.close_code, len(served.speaker.orders)) == (1000, 1)
+        assert [reply["contextId"] for reply in replies] == ["a"] * len(replies)
+        assert len(audio_of(replies)) == 480 * len("Old. ")
+
+
+@pytest.mark.parametrize("path", [ANNA, MULTI])
+async def test_who_says_nothing_after_a_flush_is_sent_away(path: str) -> None:
+    async with connected(path=f"{path}?inactivity_timeout=1") as (client, served):
+        await send(client, {"text": "Hello. ", "flush": True})
+        code, reason = await asyncio.wait_for(ending_of(client), LATE_S)
+        assert (code, reason.partition(";")[0]) == (1000, "idle: no text came for 1 s")
+        assert served.dispatcher.active == 0
+
+
+async def test_their_names_in_the_address_are_not_lost_before_an_own_message() -> None:
+    own = {"type": "start", "text": "Hi."}
+    async with connected(path=STREAM + "?voice_id=anna&seed=3&output_format=mp3_44100") as (client, served):
+        for message in ({"type": "text", "text": "Hi."}, own, own):
+            await send(client, message)
+            told = (await next_reply(client))["error"]["message"]
+            assert told == "query: voice_id, seed are not read here; send fields in the start message"
+        assert not served.speaker.orders
+    async with connected(path=STREAM + "?output_format=mp3_44100&language_code=de&api-version=1") as (client, _):
+        for _ in range(2):
+            await send(client, own, {"type": "end"})
+            replies = [await next_reply(client)]
+            assert replies[0]["warnings"] == [
+                "query: output_format, language_code, api-version are not read here and were ignored"
+            ]
+            while replies[-1]["type"] != "done":
+                replies.append(await next_reply(client))
 
 
 async def test_a_name_may_be_used_again_after_its_context_failed_while_it_was_closed() -> None:
