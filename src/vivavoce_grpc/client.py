@@ -11,6 +11,7 @@ Messages are those of `protos/vivavoce.proto`. It needs grpcio and protobuf, no 
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -41,8 +42,9 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         """Ask the server to speak a text; returns at once.
 
         text: the whole text, or an iterable of pieces, which a thread reads. The piece None is a flush: the text so far
-        is spoken without waiting for more. start: fields of `Start`, such as voice="calm", seed=1, or
-        recording={"content": …, "transcript": …}. timeout_s: limit in seconds for the whole speech.
+        is spoken without waiting for more. Halves of a surrogate pair are joined; a lone one is left out. start: fields
+        of `Start`, such as voice="calm", seed=1, or recording={"content": …, "transcript": …}. timeout_s: limit in
+        seconds for the whole speech.
         ValueError, TypeError: a field does not exist, or its value has another type. An error of the iterable is raised
         where the audio is read.
         """
@@ -52,7 +54,12 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
             )
         make = message(f"{PACKAGE}.SpeakRequest")
         whole, pieces = (text, ()) if isinstance(text, str) else ("", text)
-        first, failures = make(start={**start, "text": whole}), list[Exception]()
+        halves = getincrementaldecoder("utf-16-le")("ignore")
+
+        def joined(piece: str) -> str:
+            return halves.decode(piece.encode("utf-16-le", "surrogatepass"))
+
+        first, failures = make(start={**start, "text": joined(whole)}), list[Exception]()
 
         def requests() -> Iterator[Any]:
             yield first
@@ -61,7 +68,7 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
                     if piece is not None and not isinstance(piece, str):
                         given = f"{piece!r:.40} is of type {type(piece).__name__}"
                         raise TypeError(f"text: its piece {given}; give texts, and None for a flush")
-                    yield make(flush={}) if piece is None else make(text=piece)
+                    yield make(flush={}) if piece is None else make(text=joined(piece))
             except Exception as error:
                 failures.append(error)
                 raise

@@ -95,6 +95,14 @@ def test_an_error_of_the_pieces_is_raised_where_the_audio_is_read(server: Server
         assert list(client.speak("Hello."))
 
 
+def test_halves_of_a_character_are_joined_over_pieces_and_lone_ones_left_out(server: Server) -> None:
+    with SpeechClient(server.address) as client:
+        pieces = client.speak(["Hi \ud83d", "\ude00 you.", None, "\ude00A\ud83d", None, "B\ud83d"])
+        heard = b"".join(pieces)
+        assert heard == spoken("Hi ") + spoken("\U0001f600 you.") + spoken("A") + spoken("B")
+        assert b"".join(client.speak("\ud83d\ude00 and \ude00.\ud83d")) == spoken("\U0001f600 and .")
+
+
 def test_it_tells_what_was_spoken_when_and_how_it_ended(server: Server) -> None:
     with SpeechClient(server.address) as client:
         speech = client.speak("One. Two.", voice="calm", sampling={"top_k": 5})
