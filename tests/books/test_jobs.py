@@ -177,6 +177,18 @@ def test_a_book_shows_its_chapters_before_some_are_chosen(tmp_path: Path) -> Non
         assert world.client.get(f"{JOBS}/{job['id']}/audio").headers["content-type"] == "audio/mp4"
 
 
+def test_a_text_may_come_in_a_form_without_parts(tmp_path: Path) -> None:
+    with working(tmp_path / "jobs") as world:
+        listed = world.client.post(JOBS, data={"list": "yes", "input": TEXT})
+        assert (listed.status_code, len(listed.json()["chapters"])) == (200, 2), listed.text
+        fields = {"input": TEXT, "cast": json.dumps({"Anna": "anna"}), "chapters": "2", "response_format": "mp3"}
+        made = world.client.post(JOBS, data=fields)
+        assert made.status_code == 201, made.text
+        assert [one["number"] for one in world.get(made.json()["id"], "done")["chapters"]] == [2]
+        refused = world.client.post(JOBS, data={"list": "yes"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [

@@ -25,6 +25,7 @@ from vivavoce.server.http.app_state import AppState, KnownPrincipal, refuse_fore
 from vivavoce.server.http.bodies import (
     MAX_FORM_FIELDS,
     MULTIPART,
+    URLENCODED,
     AnyText,
     Number,
     Whole,
@@ -260,7 +261,8 @@ def _request_body() -> dict[str, Any]:
         "format": "binary",
         "description": f"The book: {', '.join(SUFFIXES)}.",
     }
-    content = {"application/json": {"schema": json_schema(TextJobFields)}, MULTIPART: {"schema": form}}
+    text = {"schema": json_schema(TextJobFields)}
+    content = {"application/json": text, URLENCODED: text, MULTIPART: {"schema": form}}
     return {"required": True, "content": content}
 
 
@@ -276,16 +278,17 @@ def _named(file: str, given: str) -> Iterator[None]:
 async def _read(request: Request) -> tuple[JobFields, bytes, str, str]:
     """Read a request: its fields, the content of the book, the file name for the book, and the client's name for it."""
     check_query(request, known_names(TextJobFields))
-    if media_type(request) != MULTIPART:
+    if media_type(request) not in (MULTIPART, URLENCODED):
         fields: JobFields = await read_json(request, TextJobFields)
         return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt", "input"
     form = await read_form(request, MAX_FORM_FIELDS)
     values: dict[str, Any] = {}
     for name, text in form.texts:
         values[name] = parse_json(text.encode(), name) if name in _STRUCTURED else text
-    if (unnamed := values.pop("file", None)) is not None:  # a part without a file name
+    model = JobFields if media_type(request) == MULTIPART else TextJobFields
+    if model is JobFields and (unnamed := values.pop("file", None)) is not None:  # a part without a file name
         form.files.append(("file", unnamed.encode()))
-    fields = validated(JobFields, without_ignored(request, JobFields, values))
+    fields = validated(model, without_ignored(request, model, values))
     for name, content in form.files:
         if name != "file":
             raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the book as file")
