@@ -34,6 +34,7 @@ from vivavoce.errors import (
 )
 from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.speech_options import MAX_SEED
+from vivavoce.frontend.text.text_front_end import MAX_SEGMENT_TOKENS
 from vivavoce.models.build import build_models
 from vivavoce_dialects import compat
 from vivavoce_export.network_files import export_part, part_of
@@ -273,8 +274,9 @@ def test_text_as_it_is_written(cosyvoice):
     seeded(5)
     plain = cosyvoice.inference_zero_shot("It is 11:42.", "I am forty-two.", WAV, text_frontend=False)
     assert not np.array_equal(speech("It is 11:42.", False), joined(plain))  # the prompt is not read out either
-    assert len(list(cosyvoice.inference_sft(LONG, "babble-a", text_frontend=False))) == 1
-    assert len(list(cosyvoice.inference_sft(LONG, "babble-a"))) > 1
+    text = LONG[:MAX_SEGMENT_TOKENS]  # babble has a token for each letter
+    assert len(list(cosyvoice.inference_sft(text, "babble-a", text_frontend=False))) == 1
+    assert len(list(cosyvoice.inference_sft(text, "babble-a"))) > 1
 
 
 def test_voice_conversion(cosyvoice, tts):

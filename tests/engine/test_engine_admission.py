@@ -1,7 +1,5 @@
 """Who may come in, who waits, who is refused; time is what a model of costs says."""
 
-from dataclasses import replace
-
 import pytest
 
 from tests.engine.engine_helpers import (
@@ -68,16 +66,6 @@ def test_those_who_wait_start_in_their_order(models):
         starts = [handle.outcome.timings.started_s for handle in rest]
         assert starts == sorted(starts)
         assert starts[0] > first.outcome.timings.started_s
-
-
-@pytest.mark.parametrize(("clients", "order"), [("aaab", "abaa"), ("aabc", "abca"), ("baab", "baba")])
-def test_clients_that_wait_take_turns(models, clients, order):
-    with running(models, settings=settings(), costs=SLOW) as engine:
-        handles = [engine.submit(replace(SHORT, client=client)) for client in clients]
-        for handle in handles:
-            handle.result()
-    starts = sorted((handle.outcome.timings.started_s, client) for handle, client in zip(handles, clients, strict=True))
-    assert "".join(client for _, client in starts) == order
 
 
 def test_the_queue_has_an_end(models):

@@ -454,8 +454,7 @@ class Engine:
         state = RequestState(next(self._ids), policy, time.perf_counter(), self._rates, outbox, arrived, asked=asked)
         state.tokens_only, state.arrival, state.adapters = isinstance(request, TokenRequest), arrival, adapters
         state.complete = arrival in (InputMode.WHOLE, InputMode.TOKENS)
-        if isinstance(request, EngineRequest):
-            state.batch, state.client = request.batch, request.client
+        state.batch = isinstance(request, EngineRequest) and request.batch
         self.check_load(state.live, state)
         if self._on_host:
             release_idle_team()

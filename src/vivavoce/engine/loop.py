@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from itertools import islice
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vivavoce.engine.admission import AdmissionController
+from vivavoce.engine.admission import FEW_STREAMS, AdmissionController
 from vivavoce.engine.device import GcFreeze
 from vivavoce.engine.handle import RequestResult
 from vivavoce.engine.lm_runner import LMRunner
@@ -47,6 +48,9 @@ STUCK_S = 300.0
 """Seconds after which a turn of the loop counts as stuck at a device that does not answer; compiling takes less."""
 LEAVE_S = 10.0
 """Seconds that the current turn has to end after the loop was told to stop at once."""
+_OVERTAKEN, _OVERTAKEN_S = 3, 3.0
+"""At most so many streams that wait for their start, each for no longer than these seconds, are overtaken by one that
+may start already, because its text is short."""
 LOOK_S = 0.1
 """Interval in seconds at which `close` checks that the loop makes progress."""
 
@@ -77,8 +81,6 @@ class Loop:
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._waiting: tuple[deque[RequestState], deque[RequestState]] = (deque(), deque())
         """Accepted requests that have not started: first streams with a listener, then all other work."""
-        self._turns: dict[str, int] = {}
-        """The turn in which each client's last request started; of clients that wait, and of the last that started."""
         self._requests: dict[int, RequestState] = {}
         self._drain: bool | None = None
         """None: the loop goes on; True: it stops once all accepted work is done; False: it stops now."""
@@ -184,10 +186,9 @@ class Loop:
         while not self._inbox.empty():
             self._inbox.get()()
         for queue in self._waiting:
-            while queue and self._admission.may_start(request := self._next(queue), self._clock()):
+            while (request := self._startable(queue)) is not None:
                 queue.remove(request)
                 self._requests[request.id] = request
-                self._note_turn(request.client)
                 request.outbox.begin()
                 self._go_on(request)
         moved = self._hand_out() or moved
@@ -212,16 +213,15 @@ class Loop:
                 synthesis.begin(plan.start)
         return moved or bool(plan.prefill or plan.advance or plan.start)
 
-    def _next(self, queue: Sequence[RequestState]) -> RequestState:
-        """The request that starts next: the oldest of the client whose last turn is longest ago."""
-        return min(queue, key=lambda one: self._turns.get(one.client, 0)) if self._turns else queue[0]
-
-    def _note_turn(self, client: str) -> None:
-        if not client:
-            return  # without keys all requests are of one client
-        waiting = {client, *(one.client for queue in self._waiting for one in queue)}
-        turns = {**self._turns, client: max(self._turns.values(), default=0) + 1}
-        self._turns = {one: turn for one, turn in turns.items() if one in waiting}
+    def _startable(self, queue: Iterable[RequestState]) -> RequestState | None:
+        """The first waiting request that may start. Where few streams run, a short one may overtake longer ones."""
+        now, overtaken = self._clock(), _OVERTAKEN if len(self._requests) < FEW_STREAMS else 0
+        for request in islice(queue, overtaken + 1):
+            if self._admission.may_start(request, now):
+                return request
+            if not request.live or now - request.accepted_at > _OVERTAKEN_S:
+                break
+        return None
 
     def accept(self, request: RequestState) -> None:
         """In the loop's thread: queue a request that was admitted."""

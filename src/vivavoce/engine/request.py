@@ -203,14 +203,12 @@ class EngineRequest:
 
     policy: cuts the audio into chunks, each made before the listener has played all earlier chunks; None: offline, one
     chunk for each whole segment. batch: the request has no deadline, and takes only the time that other requests leave.
-    client: whose request it is; where requests wait for their start, clients take turns.
     """
 
     segments: tuple[SegmentRequest, ...]
     policy: ChunkPolicy | None = None
     arrival: InputMode = InputMode.WHOLE
     batch: bool = False
-    client: str = ""
 
     def __post_init__(self) -> None:
         arrival = self.arrival

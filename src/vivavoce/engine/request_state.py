@@ -225,8 +225,8 @@ class RequestState:
 
     policy: the chunk policy, None: offline work; outbox: the listener takes the results from it; tokens_only: speech
     tokens are wanted, no audio; arrived: sequences that are not opened yet; complete: no more sequences or speech
-    tokens will be pushed; asked: whether a client sent the request, and not the engine's own warm-up; batch, client:
-    as in `EngineRequest`; adapters: those that the request uses until its end, by name.
+    tokens will be pushed; asked: whether a client sent the request, and not the engine's own warm-up; batch: as in
+    `EngineRequest`; adapters: those that the request uses until its end, by name.
     """
 
     id: int
@@ -240,7 +240,6 @@ class RequestState:
     complete: bool = True
     asked: bool = True
     batch: bool = False
-    client: str = ""
     adapters: dict[str, Any] = field(default_factory=dict)
     sequences: list[SequenceState] = field(default_factory=list)
     held: dict[int, tuple[bool, Any]] = field(default_factory=dict)

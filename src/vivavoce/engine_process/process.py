@@ -89,7 +89,7 @@ class EngineServer:
         try:
             if request.policy is not None:
                 session.policy = policy_for(front_end.config.generation, ChunkPolicy.parse(request.policy))
-            session.batch, session.client = request.priority == "batch", request.owner
+            session.batch = request.priority == "batch"
             with self._on_its_way(request):
                 engine.check_load(streaming=not session.batch)
                 voice = await self._service.voice(request.owner, request.voice)

@@ -74,8 +74,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         """The handle of the engine's request, once `start` has submitted it."""
         self.policy = policy_for(front_end.config.generation, policy)
         self.batch = False
-        self.client = ""
-        """See `EngineRequest` for both; set them before `start`."""
+        """Whether the request has no deadlines, see `EngineRequest`; set it before `start`."""
         self._language: str | None = None
         self._chunks: Iterator[AudioChunk] | None = None
         self._chunks_async: AsyncIterator[AudioChunk] | None = None
@@ -120,7 +119,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
                 progress.spans.clear()
         for one in near:
             progress.give(one)
-        request = EngineRequest(tuple(one.request for one in near), self.policy, arrival, self.batch, self.client)
+        request = EngineRequest(tuple(one.request for one in near), self.policy, arrival, self.batch)
         with progress.changed:
             if progress.closed.is_set():
                 raise RequestCancelled("request: was cancelled")
