@@ -106,17 +106,6 @@ def test_a_waiting_request_can_be_cancelled_and_may_get_its_text():
     assert error_of(second) is RequestCancelled
 
 
-@pytest.mark.parametrize(
-    ("waited_s", "policy", "started"), [(1.0, LOW_LATENCY, [3]), (4.0, LOW_LATENCY, []), (1.0, None, [])]
-)
-def test_a_stream_that_may_start_overtakes_few_that_may_not_yet(monkeypatch, waited_s, policy, started):
-    bench = Bench(slots=9, clock=lambda: waited_s)
-    monkeypatch.setattr(bench.admission, "may_start", lambda request, now: request.id in (3, 6))
-    entries = [bench.submit(number, policy=policy) for number in range(1, 7)]
-    bench.loop.run_once()
-    assert [one.id for one in entries if one.sequences] == started
-
-
 def test_stages_are_prepared_in_the_loop_s_thread_and_the_caller_learns_how_it_went():
     bench, asked = Bench(), [Future() for _ in range(4)]
     for streams, done in zip((None, 3, 20), asked, strict=False):

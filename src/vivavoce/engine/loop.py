@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from itertools import islice
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vivavoce.engine.admission import FEW_STREAMS, AdmissionController
+from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.device import GcFreeze
 from vivavoce.engine.handle import RequestResult
 from vivavoce.engine.lm_runner import LMRunner
@@ -48,9 +47,6 @@ STUCK_S = 300.0
 """Seconds after which a turn of the loop counts as stuck at a device that does not answer; compiling takes less."""
 LEAVE_S = 10.0
 """Seconds that the current turn has to end after the loop was told to stop at once."""
-_OVERTAKEN, _OVERTAKEN_S = 3, 3.0
-"""At most so many streams that wait for their start, each for no longer than these seconds, are overtaken by one that
-may start already, because its text is short."""
 LOOK_S = 0.1
 """Interval in seconds at which `close` checks that the loop makes progress."""
 
@@ -186,8 +182,8 @@ class Loop:
         while not self._inbox.empty():
             self._inbox.get()()
         for queue in self._waiting:
-            while (request := self._startable(queue)) is not None:
-                queue.remove(request)
+            while queue and self._admission.may_start(queue[0], self._clock()):
+                request = queue.popleft()
                 self._requests[request.id] = request
                 request.outbox.begin()
                 self._go_on(request)
@@ -212,16 +208,6 @@ class Loop:
             if plan.start:
                 synthesis.begin(plan.start)
         return moved or bool(plan.prefill or plan.advance or plan.start)
-
-    def _startable(self, queue: Iterable[RequestState]) -> RequestState | None:
-        """The first waiting request that may start. Where few streams run, a short one may overtake longer ones."""
-        now, overtaken = self._clock(), _OVERTAKEN if len(self._requests) < FEW_STREAMS else 0
-        for request in islice(queue, overtaken + 1):
-            if self._admission.may_start(request, now):
-                return request
-            if not request.live or now - request.accepted_at > _OVERTAKEN_S:
-                break
-        return None
 
     def accept(self, request: RequestState) -> None:
         """In the loop's thread: queue a request that was admitted."""
