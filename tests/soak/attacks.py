@@ -44,9 +44,7 @@ TOO_COARSE = recording(36.0, rate=4_000, width=1)
 NEWCOMER_EVERY_S = 2.0
 SLACK_S = 0.1
 """A silence shorter than this is none: a player has so much in hand."""
-MOST_FIRST_S, MOST_HEALTH_S, MOST_LOG_MB = 2.0, 2.0, 5.0
-MOST_LATER_S = {50: 0.5, 90: 1.0}
-"""By percentile of the newcomers' first audio. The 90th is the second-worst of a while's 14."""
+MOST_LATER_S, MOST_FIRST_S, MOST_HEALTH_S, MOST_LOG_MB = 0.5, 2.0, 2.0, 5.0
 MOST_GROWTH = MOST_UNHEARD = 0.1
 """Of memory, and of newcomers, listeners and uploads that are turned away beyond those without the attacker."""
 PATIENCE_S, SETTLE_S = 30.0, 10.0
@@ -109,8 +107,8 @@ def broken(alone: Figures, beside: Figures) -> list[str]:
     if alone.first_s and not beside.first_s:
         wrong.append("newcomers: nobody was heard")
     elif alone.first_s:
-        for percent, most_s in MOST_LATER_S.items():
-            if (later := percentile(beside.first_s, percent) - percentile(alone.first_s, percent)) >= most_s:
+        for percent in (50, 90):
+            if (later := percentile(beside.first_s, percent) - percentile(alone.first_s, percent)) >= MOST_LATER_S:
                 wrong.append(f"newcomers: first audio (p{percent}) comes {later:.2f} s later")
     for who in ("newcomer", "listener", "upload"):
         few, many = alone.lost_of(who), beside.lost_of(who)
