@@ -182,7 +182,7 @@ def write_audio(
     import av
 
     kind, base = KINDS[path.suffix.lower()], Fraction(1, rate)
-    with explained(path), replacing(path) as file, Sink(file) as sink, av.open(
+    with explained(path), replacing(path) as file, _Sink(file) as sink, av.open(
         sink, "w", format=kind.container, options=dict(kind.options)
     ) as output:  # fmt: skip
         stream = output.add_stream(kind.codec, rate=_OPUS_RATE if kind.codec == "libopus" else rate, layout="mono")
@@ -213,7 +213,7 @@ def write_audio(
         output.mux(stream.encode(None))
 
 
-class Sink:
+class _Sink:
     """A file for PyAV that raises its first OSError in `check` or at the end of its context.
 
     PyAV prints a stack trace to stderr if a file raises more than one error, as a full disk does.
@@ -223,7 +223,7 @@ class Sink:
         self._file = file
         self._error: OSError | None = None
 
-    def __enter__(self) -> Sink:
+    def __enter__(self) -> _Sink:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -29,7 +29,7 @@ _SIGNS = "-−–—～+#@~/.(（*_|\\^`{}[]<>:·※■●◆★☆▲△½⅓�
 _PLAIN_WORD = compiled(
     r"(?!(?=\p{Lu})[IVXLC]+\b)(?:[\p{Latin}\p{Cyrillic}\p{M}]+|\p{Hangul}+)(?=[\s,;!?)”\"…。，！？；：、]|\.?(?:\s|\Z))"
 )
-_ENDLESS = compiled(r"(?:\d{1,40}[.,:/eE-]){0,3}\d{1000,}")
+_LONG_NUMBER = compiled(r"(?:\d{1,40}[.,:/eE-]){0,3}\d{1000,}")
 _WORD_REST = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}'’]--[{CJK}\p{{N}}]]+")
 _SENTENCE = compiled(r"[^。！？\n]*[。！？\n]*")
 # Latin text, with the model's tags that stand before it, such as [laughter].
@@ -306,10 +306,11 @@ def _scan(
 
 def _try(grammar: Grammar, text: str, at: int, end: int, kind: str) -> Found:
     place = Cursor(grammar, text, at, end)
-    if kind == "digit" and (endless := place.match(_ENDLESS)):  # Python refuses to count with 4,300 digits and more
-        return endless.end(), grammar.voice.one_by_one("".join(filter(str.isdecimal, endless[0]))), "digits"
-    if kind == "digit" and (told := classes.read_span(place)):
-        return told if told[0] <= end else None
+    if kind == "digit":
+        if long := place.match(_LONG_NUMBER):  # Python does not convert more than 4,300 digits to a number
+            return long.end(), grammar.voice.one_by_one("".join(filter(str.isdecimal, long[0]))), "digits"
+        if told := classes.read_span(place):
+            return told if told[0] <= end else None
     for name, pattern, say in grammar.own[kind]:
         if (found := place.match(pattern)) and (said := say(grammar.voice, found)) is not None:
             return found.end(), said, name

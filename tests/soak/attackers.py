@@ -257,7 +257,7 @@ def attacker(name: str | None, place: Place, after_s: float) -> Iterator[Callabl
 
 def _run(name: str, place: Place, control: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    os.nice(19)  # an attacker has a machine of his own; his work is not to slow the server down, only what he asks for
+    os.nice(19)  # an attacker has another machine: only his requests may slow the server down
 
     async def run() -> None:
         came: Came = Counter()

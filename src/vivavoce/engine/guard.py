@@ -44,7 +44,8 @@ attention, pass LEAK_IDS of its ids, and move through the text to be spoken at l
 LEFT_SHARE = 0.75
 """Factor on `LEAK_SHARE` if another fault than an early end was found in the text to be spoken."""
 SHORT_LEAK_TOKENS, SHORT_LEAK_SHARE = 4, 0.8
-"""The same for a text of SHORT_IDS ids or fewer: these tokens in a row give the prompt's text more than this share."""
+"""In a text of SHORT_IDS ids or fewer, the voice speaks the prompt's text if SHORT_LEAK_TOKENS speech tokens in a row
+give that text more than SHORT_LEAK_SHARE of their attention."""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 LOST_SHARE, LOST_TOKENS, LAST_IDS = 0.3, 75, 2
 """After the last try, speech ends if the voice does not move on in its text for LOST_TOKENS speech tokens, or for
