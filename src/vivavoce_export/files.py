@@ -33,7 +33,7 @@ def check_target(target: Path, source: Path, *, force: bool, mark: str, field: s
     """
     resolved, origin, here = target.resolve(), source.resolve(), Path.cwd()
     if resolved == origin or resolved in origin.parents or origin in resolved.parents:
-        raise InvalidRequest(f"{field}: {target} and the model's folder lie within each other; choose another place")
+        raise InvalidRequest(f"{field}: {target} and the model's folder overlap; choose a separate folder")
     if resolved == here or resolved in here.parents:
         raise InvalidRequest(f"{field}: the current folder lies in {target}, which would be replaced; name another")
     if not os.path.lexists(target):

@@ -291,7 +291,7 @@ def read_bias(folder: Path, rows: int | None = None, stored: Tensor | None = Non
     if bias is not None and (bias.dim() != 1 or not bias.is_floating_point()):
         dtype = str(bias.dtype).removeprefix("torch.")
         raise CheckpointError(
-            f"{folder.name}: the head's bias is {list(bias.shape)} {dtype} and no list of floating point numbers; "
+            f"{folder.name}: the head's bias is {list(bias.shape)} {dtype}, expected a list of floating point numbers; "
             f"{REMEDY}"
         )
     if bias is not None and rows is not None and len(bias) != rows:

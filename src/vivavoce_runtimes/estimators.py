@@ -81,7 +81,7 @@ class ExportedEstimator:
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
         """Velocity of whole rows. The mask is additive; with it, a frame sees its row's keys up to some position."""
         if context.memory is not None:
-            raise ValueError("an exported estimator computes whole rows only")
+            raise ValueError("an exported estimator takes only rows without cached state")
         rows, frames = features.shape[:2]
         x, mu, speaker, condition = (part.transpose(1, 2) for part in features.chunk(4, dim=-1))
         if context.mask is None:
@@ -197,7 +197,7 @@ class ScriptEncoder:
         lookahead_ends: Tensor | None = None,
     ) -> Tensor:
         if memory is not None or len(x) != 1:
-            raise ValueError("an exported encoder computes whole rows only, one by one")
+            raise ValueError("an exported encoder takes one row at a time, without cached state")
         x, ahead, mask = x.to(self._dtype), self._network.config.lookahead, masks[0]
         if self._exact:
             x = pad(x, (0, 0, 0, size + ahead - x.shape[1]))

@@ -58,9 +58,9 @@ def test_an_earlier_export_is_replaced_by_force_alone(tmp_path: Path, source: Pa
     [
         ("letters", "back: .* holds no mark, so it is not an earlier export"),
         ("letters/dear.txt", "is not a folder"),
-        ("source", "lie within each other"),
-        ("source/inside", "lie within each other"),
-        (".", "lie within each other"),
+        ("source", "the model's folder overlap"),
+        ("source/inside", "the model's folder overlap"),
+        (".", "the model's folder overlap"),
         ("a/b/c", "the current folder lies in"),
         ("a", "the current folder lies in"),
     ],

@@ -245,7 +245,7 @@ def test_a_bias_that_is_added_or_changed_makes_another_model(folder: Path) -> No
     ("content", "message"),
     [
         (np.zeros(7, np.float32), r"bias is \[7\] instead of \[101\]"),
-        (np.zeros(101, np.int64), r"bias is \[101\] int64 and no list of floating point numbers"),
+        (np.zeros(101, np.int64), r"bias is \[101\] int64, expected a list of floating point numbers"),
         (np.array(["x"], object), "cannot be read"),
     ],
 )

@@ -100,7 +100,7 @@ class ChunkPolicy:
         ):
             value, name = getattr(self, field), self.schedule.value.replace("_", "-")
             if not has_use and value != only:
-                raise InvalidRequest(f"chunk policy: {field} cannot be {value}; the schedule {name} has {field} {only}")
+                raise InvalidRequest(f"chunk policy: {field} cannot be {value}; the schedule {name} needs {only}")
 
     @classmethod
     def official(cls, *, first_hop: int = 25, growth: int = 2, max_hop: int = 100) -> ChunkPolicy:
@@ -168,7 +168,7 @@ class ChunkPolicy:
         """
         if self.schedule is Schedule.TIME_BASED:
             # The seconds by which the audio is ahead of the clock are compared with 2 and 4 times a chunk's mean time,
-            # which is elapsed_s / chunks. Both sides are multiplied by `chunks`, so that there is no division.
+            # which is elapsed_s / chunks. Both sides are multiplied by `chunks`, to avoid a division.
             ahead, whole = (spoken / tokens_per_second - elapsed_s) * chunks, pending // self.first_hop
             if chunks < 2 or ahead <= 2 * elapsed_s:
                 whole = 1

@@ -50,7 +50,7 @@ def read_sentences(path: Path) -> list[Case]:
             with suppress(ValueError):
                 seconds = float(fields[1])
             if seconds is None or not 0 < seconds < float("inf"):
-                raise ValueError(f"has {fields[1]!r} for its seconds; give a number above 0")
+                raise ValueError(f"has {fields[1]!r} after the tab; give the seconds, a number above 0")
         return Case(f"{number:04d}", fields[0], truth_s=seconds)
 
     return read_records(path, "sentences", parse)

@@ -169,7 +169,7 @@ def _check_write_back(target: Path, flags: TrtllmFlags, folder: Path) -> None:
 
     back, out = target.resolve(), flags.out.resolve()
     if back == out or back in out.parents or out in back.parents:
-        raise InvalidRequest(f"write-back: {target} and --out {flags.out} lie within each other; choose another place")
+        raise InvalidRequest(f"write-back: {target} and --out {flags.out} overlap; choose separate folders")
     if is_hugging_face(folder):
         raise InvalidRequest(
             f"write-back: {folder} holds a language model alone, which cannot speak; convert the model's own folder"

@@ -33,8 +33,8 @@ def test_sentences_one_per_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a\tb", "line 1 of .* has 'b' for its seconds; give a number above 0"),
-        ("ok\n\na\t-1", "line 3 of .* has '-1' for its seconds"),
+        ("a\tb", "line 1 of .* has 'b' after the tab; give the seconds, a number above 0"),
+        ("ok\n\na\t-1", "line 3 of .* has '-1' after the tab"),
         ("a\tinf", "has 'inf'"),
         ("a\t1\t2", "has 3 fields"),
         ("\t2", "has no text before the tab"),

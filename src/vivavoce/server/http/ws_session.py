@@ -211,7 +211,7 @@ class Session:
         if len(self._open) >= MAX_CONTEXTS:
             raise InvalidRequest(f"context_id: {MAX_CONTEXTS} contexts are open already; close one before the next")
         if context in self._open:
-            raise InvalidRequest("start: an utterance goes on; send cancel, or end and wait for done, before the next")
+            raise InvalidRequest("start: an utterance is still open; send cancel, or send end and wait for done")
         self._stray = "is ignored"  # until the start is known to be valid
         dispatcher = self._state.dispatcher
         principal = self._state.keys.authenticate(self._token)  # the key may have been removed
