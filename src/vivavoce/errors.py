@@ -118,7 +118,7 @@ class Overloaded(VivavoceError, http_status=429, grpc_status="RESOURCE_EXHAUSTED
 
     retry_after_s: float
 
-    # Unpickling passes only the message and sets the attributes afterwards, so the others have defaults.
+    # Unpickling passes only the message and sets the attributes afterwards, so the other parameters have defaults.
     def __init__(self, message: str = "", retry_after_s: float = 1.0, figures: str = "") -> None:
         """figures: the scheduler's reason, for the log."""
         super().__init__(message)

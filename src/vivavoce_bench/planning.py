@@ -28,7 +28,7 @@ from vivavoce.models.generations import NETWORKS
 from vivavoce_bench.simulation import Machine
 
 ENTRY_LISTENERS = 500
-"""Number of listeners that one server's entry process can serve with 16-bit samples over HTTP. With so many listeners
+"""Number of listeners that one server's entry process can serve with 16-bit samples over HTTP. With 500 listeners
 this process took 65 % of a Xeon's core (benchmarks/results/entry)."""
 MEASURED_COSTS: Mapping[Generation, Priors] = {
     Generation.V1: {

@@ -52,9 +52,9 @@ class Ledger:
         self.path, self._connection = path, connection
 
     def agree(self, settings: Mapping[str, str], *, shown: bool = True) -> None:
-        """Store the settings. Raises InvalidRequest with the first one that differs from that of the stored segments.
+        """Store the settings. InvalidRequest names the first one that differs from the settings of the stored segments.
 
-        shown: whether the message shows the two values; a person cannot compare fingerprints.
+        shown: whether the message shows the old and the new value; False for fingerprints, which people cannot compare.
         """
         with _explaining(self.path), self._connection as transaction:
             kept = dict(transaction.execute("SELECT * FROM settings WHERE EXISTS (SELECT 1 FROM segments)"))

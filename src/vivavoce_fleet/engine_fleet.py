@@ -283,7 +283,7 @@ class EngineFleet:
         raise shortest_wait(refusals or (EngineStopped("engine: all of them are starting; ask again in some seconds"),))
 
     def _next(self, key: bytes | None, asked: set[EngineClient]) -> EngineClient | None:
-        """The next engine to ask; an engine that has replaced another one meanwhile is asked, too."""
+        """The next engine not in `asked`, or None. An engine that has replaced an asked one is not in `asked`."""
         loads = [EngineLoad(name, one.ready, one.active, one.capacity) for name, one in self.engines.items()]
         ready = [self.engines[load.name] for load in order(loads, key)]
         if len(self.engines) == 1:

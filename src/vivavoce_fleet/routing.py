@@ -85,7 +85,7 @@ def order(engines: Sequence[EngineLoad], key: bytes | None = None) -> list[Engin
 
 
 def is_retryable(refusal: VivavoceError) -> bool:
-    """Whether another engine may accept the refused request: this one is full, or has gone.
+    """Whether another engine may accept the refused request, because the engine that refused is full or has stopped.
 
     Other refusals would be the same in every engine: bad input, or a voice that the shared store lacks.
     """

@@ -25,7 +25,7 @@ from vivavoce_grpc.protos import message
 
 PROTOCOL = "grpc"
 LEAST_STREAMS = 8
-"""Lowest limit of calls per connection, and of messages read at once per caller; `max_conc` may be lower."""
+"""The limits of calls per connection and of messages read at once per caller are this or more, for any `max_conc`."""
 REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
 ERROR_CODE = "error-code"
 RETRY_AFTER = "retry-after-ms"
@@ -47,7 +47,7 @@ class Call:
     request_id: str
 
     async def receive(self, name: str) -> Any:
-        """Receive the only message of a unary call; name: the message's full name; errors as `Calls.message`."""
+        """Receive the only message of a unary call; name: its full name. Raises the errors of `Calls.message`."""
         return parsed(name, await self.port.message(self.context, self.principal.name) or b"")
 
     async def send(self, name: str, /, **fields: Any) -> None:
@@ -112,7 +112,7 @@ class Calls:
 
     @asynccontextmanager
     async def speaking(self, call: Call) -> AsyncIterator[bytes]:
-        """Yield a speech call's first message. Inside the block the call counts for `max_conc`. Errors as `message`."""
+        """Yield a speech call's first message. In the block the call counts for `max_conc`. Errors: see `message`."""
         try:
             content = await self.message(call.context, call.principal.name)
             if self._speaking >= self._max_conc:

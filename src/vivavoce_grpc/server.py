@@ -1,4 +1,4 @@
-"""The gRPC port in the server's event loop: its services, bounds and certificate, the health check and reflection."""
+"""The gRPC port in the server's event loop: its services, limits and certificate, the health check and reflection."""
 
 from __future__ import annotations
 

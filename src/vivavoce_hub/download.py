@@ -74,7 +74,7 @@ class RemoteFile(NamedTuple):
     path: str
     size: int
     checksum: str | None
-    """SHA-256; for small files git's SHA-1, with 40 digits; None: not published."""
+    """SHA-256, or git's SHA-1 (40 digits) for small files; None: the hub publishes no checksum."""
     url: str
 
 

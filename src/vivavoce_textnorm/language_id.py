@@ -76,7 +76,7 @@ def detect_language(text: str, before: Language | None = None) -> Language:
     each English word. Any other text is Chinese if it contains a Chinese character, else English.
     """
     met: defaultdict[str, set[str]] = defaultdict(set)
-    text = html.unescape(text)  # the letters of &le; are no word
+    text = html.unescape(text)  # else "le" in &le; would count as a French word
     for match in _EVIDENCE.finditer(unicodedata.normalize("NFC", text)):
         if not _NO_EVIDENCE.fullmatch(match[0]):
             met[match.lastgroup or "latin"].add(match[0].lower())

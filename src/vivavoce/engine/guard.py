@@ -1,4 +1,4 @@
-"""The guard: finds out that speech has left its text, and tells from which speech token on to sample it again.
+"""The guard: detects speech that departs from its text, and finds the speech token from which to sample it again.
 
 A fault needs two signs. The attention seems to stand still, go back, skip text or end early, and its strength or the
 speech tokens themselves confirm this. Texts of `SHORT_IDS` ids or fewer are judged only by their length, and by
@@ -67,7 +67,7 @@ class FoundFault:
 
 @dataclass(frozen=True)
 class GuardedText:
-    """A text; ids: number of text ids; words: index of each word's first id; pace: usual speech tokens for an id."""
+    """A text. ids: number of its ids; words: index of each word's first id; pace: usual speech tokens per id."""
 
     ids: int
     words: tuple[int, ...]

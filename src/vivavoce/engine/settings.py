@@ -199,7 +199,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
 
 
 def _batches_bytes(frames: int) -> int:
-    """Bytes of batches and CUDA graphs, if the largest batches with a graph have this many mel frames."""
+    """Estimate the bytes of batches and CUDA graphs; frames: mel frames of the largest batch with a graph."""
     return FEWEST_BYTES + int(ROOT_BYTES * (sqrt(frames) - sqrt(FEWEST_FRAMES)))
 
 

@@ -168,7 +168,7 @@ class EngineClient:
         return len(self._streams)
 
     async def until_idle(self) -> None:
-        """Wait until all requests and questions are over; the answer to a health check is waited for, too."""
+        """Wait until all requests have ended and the process has answered all calls, including health checks."""
         await self._idle.wait()
 
     @property

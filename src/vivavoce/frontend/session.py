@@ -129,7 +129,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             start_thread(partial(_feed, self.handle.text, segments, progress), progress.close)
 
     def on_heard(self, segment: int, samples: int = 0) -> None:
-        """Count samples that the listener took of this segment; the engine then gets the segments after this one."""
+        """Note that the listener took `samples` samples of the segment, so that the engine gets the next segments."""
         progress = self._progress
         with progress.changed:
             progress.heard = max(progress.heard, segment)
@@ -187,7 +187,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """Characters and times of the segments taken so far; the last `end_s` grows; `cut` is known at the end."""
+        """Characters and times of the segments taken so far. The last `end_s` still grows; `cut` is set at the end."""
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
         return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.outcome.cut)
 

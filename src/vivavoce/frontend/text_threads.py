@@ -51,7 +51,7 @@ async def in_thread(call: Callable[[], T], leave: Callable[[], object]) -> T:
 
 
 async def in_turn(call: Callable[[], T], leave: Callable[[], object]) -> T:
-    """As `in_thread`, for a whole text. At most `AT_ONCE` calls get threads; others wait for one in the event loop."""
+    """Like `in_thread`, for a whole text. At most `AT_ONCE` calls have threads; the others wait in the event loop."""
     async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE)):
         return await in_thread(call, leave)
 

@@ -115,7 +115,7 @@ class SegmentTimer:
 
     @staticmethod
     def _sound_after_pause(loud: NDArray[np.bool_], start: int, first: bool) -> int | None:
-        """The frame where a word's sound begins; None if no pause is near the start that attention gives."""
+        """The frame where a word begins after a pause; None if no pause is near `start`, the frame from attention."""
         pause = 1 if first else _PAUSE_FRAMES  # shorter silences are closures of plosives
         low, high = max(0, start - _EARLY_FRAMES), min(start + (_FIRST_FRAMES if first else _LATE_FRAMES), len(loud))
         begins = [at for at in range(low, high) if loud[at] and not loud[max(0, at - pause) : at].any()]

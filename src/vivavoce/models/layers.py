@@ -30,7 +30,7 @@ class MemoryShape:
 
 
 class Memory(Protocol):
-    """Cached state of a batch's rows for one pass: gives the past, and saves new state. Each layer uses it once."""
+    """Cached state of a batch's rows for one pass. It returns old state and saves the new. Each layer calls it once."""
 
     def extend(self, first: int, x: Tensor) -> Tensor:
         """Prepend the past inputs of a convolution to its input; x: [batch, time, channels] → [batch, tail + time,

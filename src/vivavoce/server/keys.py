@@ -121,7 +121,7 @@ class KeyRing:
 
 
 def token_in(headers: Mapping[str, str]) -> str | None:
-    """The key of `authorization: Bearer KEY`, `x-api-key: KEY` or `xi-api-key: KEY`; headers by lower-case names."""
+    """Find KEY in `authorization: Bearer KEY`, `x-api-key: KEY` or `xi-api-key: KEY`; header names are lower-case."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip() or None

@@ -17,7 +17,7 @@ from vivavoce.frontend.speech_backend import SpeechBackend, SpeechStream
 Samples = NDArray[np.float32]
 TONE = "tone"
 NO_SEGMENT = -1
-"""The segment number of a notice's audio, which is no part of the text."""
+"""The segment number of a notice's audio; segments of the text are numbered from 0."""
 _TONE_S, _TONE_HZ, _TONE_PEAK, _FADE_S = 0.25, 660.0, 0.1, 0.02
 _PAUSE_S = 0.25
 """Seconds of silence between the notice and the answer."""

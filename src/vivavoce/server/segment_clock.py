@@ -33,8 +33,8 @@ class SegmentClock:
         return round(self._samples / self._rate, 6)
 
     def begin_request(self, first_character: int, repeated: int = 0) -> None:
-        """Start a new request, whose segments are numbered from 0. first_character: where its text begins; repeated: so
-        many of its first characters belong to no segment.
+        """Start a new request, whose segments are numbered from 0. first_character: where its text begins; repeated:
+        number of its first characters that belong to no segment.
         """
         self._repeated = repeated
         self._first_segment, self._first_character, self._first_s = self._given, first_character, self.seconds

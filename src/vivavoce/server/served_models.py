@@ -17,7 +17,7 @@ OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Model names that programs for OpenAI's service send, some with a date; the default model answers to them."""
 _OPENAI_MODEL = re.compile(rf"({'|'.join(OPENAI_MODELS)})(-\d+)*", re.ASCII)
 _OWN = ("device", "gpus", "dtype", "memory_gb")
-"""Settings of [model] that a further model may have of its own."""
+"""Settings of [model] that a further model may override."""
 
 
 def served_model(name: str, about: ModelInfo, rules: RequestsSection, usual: re.Pattern[str] | None = None) -> str:

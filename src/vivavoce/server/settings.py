@@ -177,7 +177,7 @@ class ModelSection(_Section):
     flow_backend: Literal["torch", "tensorrt", "onnx", "jit", "aoti"] = _setting(
         "torch", "--flow-backend: torch, tensorrt, onnx, jit or aoti."
     )
-    """Runtime of the flow's estimator: torch (vivavoce's own), or one for a file that `vivavoce export` made."""
+    """Runtime of the flow's estimator: torch (vivavoce's own), or one that runs a file from `vivavoce export`."""
     trt_concurrent: int = _setting(1, "--trt-concurrent: Batches that TensorRT runs at once.", ge=1, le=64)
     """Execution contexts of TensorRT, which is the number of batches that it runs at once."""
     tp: int = _setting(1, "--tp: GPUs that share each layer of the language model.", ge=1, le=64)
@@ -310,7 +310,7 @@ class AuthSection(_Section):
 
 
 class RequestsSection(_Section):
-    """Answers to requests for features that the model or server does not have."""
+    """Rules for requests that cannot be fulfilled as sent, further names of the model, and the longest text."""
 
     instructions: Literal["ignore", "refuse"] = "ignore"
     """Instructions to a model that cannot follow them: ignore (with a warning) or refuse (400); never spoken."""
@@ -329,7 +329,7 @@ class RequestsSection(_Section):
 
 
 class ProvenanceSection(_Section):
-    """How listeners and programs learn that a machine speaks; see provenance.md."""
+    """The tag, watermark and notice by which programs and listeners learn that a machine speaks; see provenance.md."""
 
     tag: bool = _setting(True, "--tag: Say in each audio file that its speech is synthetic.  [default: yes]")
     """Write into wav, mp3, opus, aac and flac that the speech is synthetic, with the model's name and the time."""

@@ -37,7 +37,7 @@ class Passage:
 
     first_character: int
     reasoning: TextFilter
-    """A filter that gets the same pieces, and tells what of them is not reasoning, and whether they end within it."""
+    """A filter for the same pieces. It removes reasoning, and tells whether the text so far ends inside reasoning."""
     repeated: int = 0
     """Number of its first characters that repeat what was open before the flush."""
     texts: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)

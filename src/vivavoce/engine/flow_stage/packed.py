@@ -211,7 +211,7 @@ class EstimatorMemory:
 
 
 class EstimatorRun:
-    """One evaluation of the estimator and the solver's move after it, for one bucket, usually as a CUDA graph."""
+    """Runs one evaluation of the estimator, then the solver's update of x, for one bucket, usually as a CUDA graph."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class PaddedPath:
 
     @cached_property
     def numbers(self) -> Mapping[FlowSteps, Tensor]:
-        """For each schedule, [evaluations, 2] int32: an evaluation's index in all schedules together and in its own."""
+        """For each schedule, [evaluations, 2] int32: each evaluation's index over all schedules, and within its own."""
         found, first = {}, 0
         for steps, schedule in self.schedules.items():
             own = torch.arange(len(schedule), dtype=torch.int32)

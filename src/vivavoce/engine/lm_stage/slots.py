@@ -79,8 +79,8 @@ def plain_run(
 ) -> DecodeRun:
     """The run of a complete text: [sos, speaker, prompt text, text, task, prompt speech], then speech.
 
-    official: use the official minimum-length rule, which forbids only one of the stop ids; room: speech tokens that the
-    next stages can take, None: any number. InvalidRequest: the run may need more positions than the model has.
+    official: use the official minimum-length rule, which forbids only one of the stop ids; room: most speech tokens
+    that the next stages can take, None: no limit. InvalidRequest: the run may need more positions than the model has.
     """
     vocabulary, voice, params = config.vocabulary, request.conditioning, request.sampling
     least = most = params.exact_tokens or 0
@@ -241,7 +241,7 @@ Chooser = Callable[[Tensor, SamplingState], Tensor]
 
 
 def repetition_aware(scores: Tensor, state: SamplingState) -> Tensor:
-    """Repetition-aware sampling (a `Chooser`); a slot's random numbers depend on its seed and its count only."""
+    """Repetition-aware sampling (a `Chooser`). A slot's random numbers depend only on its seed and `state.counts`."""
     uniforms = torch.stack(
         [uniform(state.seeds, one, state.counts) for one in (NoiseStream.NUCLEUS, NoiseStream.FALLBACK)], -1
     )

@@ -149,7 +149,7 @@ class Tails:
     mel: Tensor | None = None
     """[frames, bins] float32 for the next piece to compute again, the overlap last; None before the first piece."""
     source: Tensor | None = None
-    """[samples] float32: the source signal of `mel`'s first frames."""
+    """[samples] float32: the vocoder's source signal for the first frames of `mel`."""
     phase: Tensor | None = None
     """[harmonics] float32: the phases of the harmonics at the end of `source`, in cycles."""
     held: Tensor | None = None
@@ -208,7 +208,7 @@ class VocoderRow:
     speed: SpeedTail | None = field(init=False, default=None)
     """The stream's resampling state after this row."""
     fresh: tuple[Tensor, ...] = field(init=False)
-    """[frames, bins] float32 each, at the stream's speed: frames that waited, and new ones."""
+    """[frames, bins] float32 each, at the stream's speed: the frames that waited, if any, then the row's new frames."""
     new_frames: int = field(init=False)
     seen_again: int = field(init=False)
     """Number of frames at the end that the next row computes again."""

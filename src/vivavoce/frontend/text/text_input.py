@@ -16,7 +16,7 @@ Normalization = Literal["official", "natural", "off"]
 """The rules of text normalisation: the official front end's rules, our own (natural), or no rules (off)."""
 
 Emojis = Literal["silent", "named"]
-"""How natural rules read emojis: not at all (silent), or by their English Unicode names (named)."""
+"""Emojis under natural normalisation: left out (silent), or read by their English Unicode names (named)."""
 Code = Literal["read", "silent"]
 Reasoning = Literal["silent", "read"]
 """Reasoning of a chat model in the text, such as `<think>…</think>`: left out (silent) or spoken (read)."""
@@ -40,7 +40,7 @@ _LEFT_OUT = regex.compile(
     rf"|</(?P<closed>{_TAG}|{_CALL})\s{{0,20}}>",
     regex.V1 | regex.IGNORECASE,
 )
-# The end of a piece that the next piece may complete to a match of `_LEFT_OUT`.
+# Matches the end of a piece if the next piece may complete it to a match of `_LEFT_OUT`.
 _UNFINISHED = regex.compile(
     rf"(?:[\ud800-\udbff]|\x1b(?:\[[\d;?]{{0,20}})?|`|`?<(?:/?[a-z_]{{0,14}}|{_TAG}\s[^<>]{{0,200}}"
     rf"|{_CALL}> {{0,20}}|/(?:{_TAG}|{_CALL})\s{{0,20}}))\Z",

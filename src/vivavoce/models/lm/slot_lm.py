@@ -67,7 +67,7 @@ def fewest_rows(products: Sequence[Product], sizes: Sequence[int], device: torch
 
 
 def shared(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Joined weight [outputs, inputs] and bias [outputs] (or None) of layers; the layers' parameters become views."""
+    """Join the layers' weights to [outputs, inputs], biases to [outputs] or None; the parameters become their views."""
     biases = [one.bias for one in linears if one.bias is not None]
     return lay_together([one.weight for one in linears]), lay_together(biases) if biases else None
 

@@ -120,10 +120,10 @@ Deadline = Annotated[float | None, Depends(deadline_of)]
 
 
 def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str], what: str = "change voices") -> None:
-    """Forbidden: a page of another origin sends a form to this server or shows the server's content. Browsers allow it.
+    """Raise Forbidden if a page of another origin sends a form to this server or shows its content, as browsers allow.
 
     Browsers send `Sec-Fetch-Site` only to servers with TLS or on this machine. Without it, `is_own_page` checks
-    `Origin` with the same arguments, or `Referer` if `Origin` is missing, as in a request for an image.
+    `Origin`, or `Referer` if `Origin` is missing, as in a request for an image. what: the act, for the message.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if origin is None and "referer" in headers:
@@ -135,7 +135,7 @@ def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str], w
 
 
 def is_own_page(headers: Headers, scheme: str, allowed: Sequence[str]) -> bool:
-    """True for a page of this server's own host and port, or of an allowed origin ("*": any), and for other programs.
+    """Whether the sender is a page of this host and port, a page of an allowed origin ("*": any), or not a browser.
 
     Browsers open WebSockets and send forms from any page, with the user's cookies and network. scheme: "http", "ws",
     "https" or "wss". Clients other than browsers send no `Origin`.

@@ -1,4 +1,4 @@
-"""The WebSocket's messages in this server's own form (docs/websocket.md); dialects have others."""
+"""Messages of this server's own WebSocket protocol (docs/websocket.md); dialects define other messages."""
 
 from __future__ import annotations
 
