@@ -27,15 +27,6 @@ LOCKS = ("META-INF/rights.xml", "META-INF/sinf.xml", "META-INF/license.lcpl")
 _REPAIR = "repair it, for example with Calibre"
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """An entry of the table of contents: its title, and the place it links to ("text/one.xhtml", "part2")."""
-
-    title: str
-    path: str
-    anchor: str
-
-
 class _Archive:
     """The files in an EPUB; in all, at most `MAX_BOOK_BYTES` are unpacked."""
 
@@ -102,16 +93,25 @@ def _check_directory(path: Path, label: str) -> None:
         )
 
 
-def _local(element: ElementTree.Element) -> str:
-    return element.tag.rpartition("}")[2]
+@dataclass(frozen=True)
+class _Package:
+    """The document that lists the files of a book. manifest: its items by id; folder: hrefs are relative to it."""
+
+    archive: _Archive
+    root: ElementTree.Element
+    manifest: dict[str, ElementTree.Element]
+    folder: str
+
+    def path(self, item: ElementTree.Element) -> str:
+        return self.archive.within(self.folder, item.get("href", ""))
+
+    def item_with(self, name: str, word: str) -> ElementTree.Element | None:
+        """The first item that has the word in the attribute of this name."""
+        return next((item for item in self.manifest.values() if word in item.get(name, "").split()), None)
 
 
-def _words(element: ElementTree.Element) -> str:
-    return one_line("".join(element.itertext()))
-
-
-def _all(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
-    return [element for element in root.iter() if isinstance(element.tag, str) and _local(element) == name]
+def _words(element: ElementTree.Element | None) -> str:
+    return "" if element is None else one_line("".join(element.itertext()))
 
 
 def read_epub(path: Path, options: BookOptions) -> Book:
@@ -121,125 +121,111 @@ def read_epub(path: Path, options: BookOptions) -> Book:
             f"book: {archive.label} is a zip archive, but no EPUB (META-INF/container.xml is missing); give an EPUB"
         )
     _check_locks(archive)
-    files = [found.get("full-path", "") for found in _all(archive.xml("META-INF/container.xml"), "rootfile")]
-    if not files:
+    named = archive.xml("META-INF/container.xml").find(".//{*}rootfile")
+    if named is None:
         raise InvalidRequest(f"book: {archive.label} names no package in META-INF/container.xml; {_REPAIR}")
-    opf = archive.within("", files[0])
-    package, folder = archive.xml(opf), posixpath.dirname(opf)
-    manifest = {item.get("id", ""): item for item in _all(package, "item")}
-    first = {name: _words(found[0]) for name in ("title", "language") if (found := _all(package, name))}
-    author = ", ".join(_words(found) for found in _all(package, "creator"))
-    entries, fronts = _contents(archive, package, manifest, folder)
-    items = _items(archive, package, manifest, folder, options, fronts)
+    opf = archive.within("", named.get("full-path", ""))
+    root = archive.xml(opf)
+    manifest = {item.get("id", ""): item for item in root.iterfind(".//{*}item")}
+    package = _Package(archive, root, manifest, posixpath.dirname(opf))
+    entries, fronts = _contents(package)
+    items = _items(package, options, fronts)
     if not items:
         raise InvalidRequest(f"book: {archive.label} has an empty spine: nothing to read; {_REPAIR}")
-    chapters = divide(_with_titles(items, entries), options)
-    cover = _cover(archive, package, manifest, folder)
-    return Book(first.get("title", ""), author, language_code(first.get("language")), chapters, cover)
+    title, author = _words(root.find(".//{*}title")), ", ".join(map(_words, root.iterfind(".//{*}creator")))
+    language = language_code(_words(root.find(".//{*}language")))
+    return Book(title, author, language, divide(_with_titles(items, entries), options), _cover(package))
 
 
 def _check_locks(archive: _Archive) -> None:
     used: set[str] = set()
     if "META-INF/encryption.xml" in archive:
-        methods = _all(archive.xml("META-INF/encryption.xml"), "EncryptionMethod")
+        methods = archive.xml("META-INF/encryption.xml").iterfind(".//{*}EncryptionMethod")
         used = {method.get("Algorithm", "") for method in methods} - set(FONT_SCRAMBLING)
     lock = next((name for name in LOCKS if name in archive), "META-INF/encryption.xml" if used else "")
     if lock:
         raise InvalidRequest(f"book: {archive.label} is encrypted (DRM, {lock}); give a copy without copy protection")
 
 
-def _contents(
-    archive: _Archive, package: ElementTree.Element, manifest: dict[str, ElementTree.Element], folder: str
-) -> tuple[list[_Entry], dict[str, str]]:
-    """Entries of the table of contents, and the documents that are front matter, each with the reason."""
-    fronts: dict[str, str] = {}
-    for reference in _all(package, "reference"):
-        _add_front(fronts, archive, folder, reference.get("type", ""), reference.get("href", ""))
-    entries: list[_Entry] = []
-    nav = next((item for item in manifest.values() if "nav" in item.get("properties", "").split()), None)
+def _contents(package: _Package) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """The table of contents, as titles and places such as "text/one.xhtml#part2"; and the paths of documents that are
+    front matter, each with the reason.
+    """
+    archive, entries = package.archive, list[tuple[str, str]]()
+    marked = [
+        (package.folder, one.get("type", ""), one.get("href", "")) for one in package.root.iterfind(".//{*}reference")
+    ]
+    nav = package.item_with("properties", "nav")
     if nav is not None:
-        name = archive.within(folder, nav.get("href", ""))
-        soup = parse(archive.text(name), f"{name!r} in {archive.label}")
+        name = package.path(nav)
+        folder, soup = posixpath.dirname(name), parse(archive.text(name), f"{name!r} in {archive.label}")
         lists = {attribute(found, "epub:type") or attribute(found, "role"): found for found in soup.find_all("nav")}
         for link in lists["landmarks"].find_all("a") if "landmarks" in lists else ():
-            kind = attribute(link, "epub:type")
-            _add_front(fronts, archive, posixpath.dirname(name), kind, attribute(link, "href"))
+            marked.append((folder, attribute(link, "epub:type"), attribute(link, "href")))
         toc = lists.get("toc") or lists.get("doc-toc")
         for link in toc.find_all("a") if toc else ():
-            place = archive.within(posixpath.dirname(name), attribute(link, "href")).partition("#")
+            place = archive.within(folder, attribute(link, "href"))
             depth = sum(parent.name == "ol" for parent in link.parents)
-            if depth <= 2 or all(place[0] != entry.path for entry in entries):
-                entries.append(_Entry(words_of(link), place[0], place[2]))
-    ncx = next((item for item in manifest.values() if item.get("media-type") == "application/x-dtbncx+xml"), None)
-    if not entries and ncx is not None:
-        name = archive.within(folder, ncx.get("href", ""))
-        if name in archive:
-            entries = list(_points(archive, archive.xml(name), posixpath.dirname(name), 0))
+            if depth <= 2 or all(_path(place) != _path(other) for _, other in entries):
+                entries.append((words_of(link), place))
+    ncx = package.item_with("media-type", "application/x-dtbncx+xml")
+    if not entries and ncx is not None and (name := package.path(ncx)) in archive:
+        entries = list(_points(archive, archive.xml(name), posixpath.dirname(name)))
+    fronts = {}
+    for folder, kinds, href in marked:
+        reason = next((FRONT_KINDS[kind] for kind in kinds.split() if kind in FRONT_KINDS), None)
+        if reason and href and "#" not in href:
+            fronts[archive.within(folder, href)] = reason
     return entries, fronts
 
 
-def _add_front(fronts: dict[str, str], archive: _Archive, folder: str, kinds: str, href: str) -> None:
-    reason = next((FRONT_KINDS[kind] for kind in kinds.split() if kind in FRONT_KINDS), None)
-    if reason and href and "#" not in href:
-        fronts[archive.within(folder, href)] = reason
+def _path(place: str) -> str:
+    return place.partition("#")[0]
 
 
-def _points(archive: _Archive, parent: ElementTree.Element, folder: str, depth: int) -> Iterator[_Entry]:
-    for child in parent:
-        name = _local(child)
-        if name == "navMap":
-            yield from _points(archive, child, folder, depth)
-        elif name == "navPoint" and depth < 2:
-            label = next((_words(found) for found in child if _local(found) == "navLabel"), "")
-            source = next((found.get("src", "") for found in child if _local(found) == "content"), "")
-            place = archive.within(folder, source).partition("#")
-            yield _Entry(label, place[0], place[2])
-            yield from _points(archive, child, folder, depth + 1)
+def _points(archive: _Archive, ncx: ElementTree.Element, folder: str) -> Iterator[tuple[str, str]]:
+    """Titles and places of the two upper levels of an EPUB 2's table of contents."""
+    for top in ncx.iterfind("{*}navMap/{*}navPoint"):
+        for point in (top, *top.iterfind("{*}navPoint")):
+            content = point.find("{*}content")
+            source = "" if content is None else content.get("src", "")
+            yield _words(point.find("{*}navLabel")), archive.within(folder, source)
 
 
-def _items(
-    archive: _Archive,
-    package: ElementTree.Element,
-    manifest: dict[str, ElementTree.Element],
-    folder: str,
-    options: BookOptions,
-    fronts: dict[str, str],
-) -> list[Item]:
+def _items(package: _Package, options: BookOptions, fronts: dict[str, str]) -> list[Item]:
     """Items of all documents in the order of the spine; a document's first item has the document's path as anchor."""
     items: list[Item] = []
-    links, spine = Links(), _all(package, "itemref")
+    links, spine, archive = Links(), package.root.findall(".//{*}itemref"), package.archive
     for reference in spine:
-        item = manifest.get(reference.get("idref", ""))
+        item = package.manifest.get(reference.get("idref", ""))
         if item is None:
             raise InvalidRequest(
                 f"book: {archive.label} has {reference.get('idref', '')!r} in its spine, but not in its manifest;"
                 f" {_REPAIR}"
             )
-        name, label = archive.within(folder, item.get("href", "")), f"{item.get('href', '')!r} in {archive.label}"
+        name, label = package.path(item), f"{item.get('href', '')!r} in {archive.label}"
         if item.get("media-type") not in DOCUMENTS:
             items.append(Item(None, name, "image" if item.get("media-type", "").startswith("image/") else "media"))
             continue
-        soup = parse(archive.text(name), label)
         reason = fronts.get(name, "") if options.front_matter == "skip" and len(spine) > 1 else ""
         reason = reason or ("outside the reading order" if reference.get("linear") == "no" else "")
-        page = Page(soup, label, options, base=name, reason=reason, links=links)
+        page = Page(parse(archive.text(name), label), label, options, base=name, reason=reason, links=links)
         items += [Item(None, ids=(name,)), *page.items]
     return items
 
 
-def _with_titles(items: list[Item], entries: list[_Entry]) -> list[Item]:
+def _with_titles(items: list[Item], entries: list[tuple[str, str]]) -> list[Item]:
     """Begin chapters where the table of contents says, and at documents that begin with a heading."""
     places = {anchor: at for at, item in reversed(list(enumerate(items))) for anchor in item.ids}
     titles: dict[int, str] = {}
-    for entry in entries:
-        place = f"{entry.path}#{entry.anchor}" if entry.anchor else entry.path
-        at = places.get(place, places.get(entry.path))
+    for title, place in entries:
+        at = places.get(place, places.get(_path(place)))
         if at is not None:
-            titles[at] = combined_title(titles[at], entry.title) if at in titles else entry.title
+            titles[at] = combined_title(titles[at], title) if at in titles else title
     if len(titles) < 2:
         return start_at_headings(items)
     for at, item in enumerate(items):
-        if any("#" not in anchor for anchor in item.ids) and at not in titles:
+        if _begins_document(item) and at not in titles:
             head = next((i for i in range(at + 1, len(items)) if items[i].kind or _begins_document(items[i])), at)
             if items[head].kind is BlockKind.HEADING and items[head].level <= 2 and head not in titles:
                 titles[at] = one_line(items[head].text)
@@ -250,13 +236,12 @@ def _begins_document(item: Item) -> bool:
     return bool(item.ids) and "#" not in item.ids[0]
 
 
-def _cover(
-    archive: _Archive, package: ElementTree.Element, manifest: dict[str, ElementTree.Element], folder: str
-) -> Cover | None:
-    named = next((meta.get("content", "") for meta in _all(package, "meta") if meta.get("name") == "cover"), "")
-    found = next((item for item in manifest.values() if "cover-image" in item.get("properties", "").split()), None)
-    found = found if found is not None else manifest.get(named)
+def _cover(package: _Package) -> Cover | None:
+    metas = package.root.iterfind(".//{*}meta")
+    named = next((meta.get("content", "") for meta in metas if meta.get("name") == "cover"), "")
+    found = package.item_with("properties", "cover-image")
+    found = found if found is not None else package.manifest.get(named)
     if found is None or not re.fullmatch(r"image/[\w.+-]+", found.get("media-type", "")):
         return None
-    name = archive.within(folder, found.get("href", ""))
-    return Cover(archive.read(name), found.get("media-type", "")) if name in archive else None
+    name = package.path(found)
+    return Cover(package.archive.read(name), found.get("media-type", "")) if name in package.archive else None
