@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from vivavoce.server.http.bodies import (
     MULTIPART,
     URLENCODED,
     AnyText,
+    Form,
     Number,
     Whole,
     check_query,
@@ -53,7 +53,6 @@ BLOCK = 1 << 16
 """Maximum number of bytes that are sent at once."""
 MEDIA = {"m4b": "audio/mp4", "m4a": "audio/mp4", "mp3": "audio/mpeg", "opus": "audio/ogg"}
 _UNCACHED = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-_STRUCTURED = ("cast",)
 
 
 class JobFields(BaseModel):
@@ -88,11 +87,7 @@ class JobFields(BaseModel):
     list: bool = Field(False, description="Only answer with the chapters of the book; nothing is kept.")
 
     def options(self, file: str) -> JobOptions:
-        named = {name: getattr(self, name) for name in type(self).model_fields if name in _OPTIONS}
-        return JobOptions(**named, file=file)
-
-
-_OPTIONS = frozenset(JobOptions.__dataclass_fields__) - {"file"}
+        return JobOptions(file=file, **self.model_dump(exclude={"input", "webhook", "list"}))
 
 
 class TextJobFields(JobFields):
@@ -223,12 +218,15 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
         responses={**failures(400, 401, 404), 200: _AUDIO, 206: {**_AUDIO, "description": "The range that was asked."}},
     )
     async def audio(
-        request: Request, identity: str, principal: KnownPrincipal, form: Annotated[_Form, Query(alias="format")] = None
+        request: Request,
+        identity: str,
+        principal: KnownPrincipal,
+        form: Annotated[Literal["wav"] | None, Query(alias="format")] = None,
     ) -> Response:
         job = jobs.get(identity, principal)
         if form is None and job.record.status == "done":
-            given = request.headers.get("range", "")
-            if not _is_of_bytes(given):
+            given = _range_given(request)
+            if not given:
                 request.scope["headers"] = [one for one in request.scope["headers"] if one[0] != b"range"]
             elif "if-range" not in request.headers and (
                 refused := _range_refused(given, job.audio.stat().st_size, _UNCACHED)
@@ -246,7 +244,6 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
     return routes
 
 
-_Form = Literal["wav"] | None
 _AUDIO = {
     "description": "Audio. Before the job is done, or with format=wav, it is a WAV file of the audio made so far; "
     "a later request for a range continues it.",
@@ -278,33 +275,28 @@ def _named(file: str, given: str) -> Iterator[None]:
 async def _read(request: Request) -> tuple[JobFields, bytes, str, str]:
     """Read a request: its fields, the content of the book, the file name for the book, and the client's name for it."""
     check_query(request, known_names(TextJobFields))
-    if media_type(request) not in (MULTIPART, URLENCODED):
-        fields: JobFields = await read_json(request, TextJobFields)
-        return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt", "input"
-    form = await read_form(request, MAX_FORM_FIELDS)
-    values: dict[str, Any] = {}
-    for name, text in form.texts:
-        values[name] = parse_json(text.encode(), name) if name in _STRUCTURED else text
-    model = JobFields if media_type(request) == MULTIPART else TextJobFields
-    if model is JobFields and (unnamed := values.pop("file", None)) is not None:  # a part without a file name
-        form.files.append(("file", unnamed.encode()))
-    fields = validated(model, without_ignored(request, model, values))
+    media, form = media_type(request), Form()
+    fields: JobFields
+    if media in (MULTIPART, URLENCODED):
+        form, model = await read_form(request, MAX_FORM_FIELDS), JobFields if media == MULTIPART else TextJobFields
+        values = {name: parse_json(text.encode(), name) if name == "cast" else text for name, text in form.texts}
+        if model is JobFields and (unnamed := values.pop("file", None)) is not None:  # a part without a file name
+            form.files.append(("file", unnamed.encode()))
+        fields = validated(model, without_ignored(request, model, values))
+    else:
+        fields = await read_json(request, TextJobFields)
     for name, content in form.files:
         if name != "file":
             raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the book as file")
         if fields.input:
             raise InvalidRequest("input: a file was sent as well; send only one of them")
-        given = form.names.get(name)
-        return fields, content, _kept_name(given or ""), repr(given[:80]) if given else "file"
+        given = form.names.get(name, "")
+        suffix = Path(given).suffix.lower()  # it decides between HTML, Markdown and text; an EPUB is known by content
+        kept = f"{BOOK}{suffix if suffix in SUFFIXES else '.txt'}"
+        return fields, content, kept, repr(given[:80]) if given else "file"
     if not fields.input:
         raise InvalidRequest("file: is missing; send a book as file, or a text as input")
     return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt", "input"
-
-
-def _kept_name(given: str) -> str:
-    """The file name for a book. The suffix decides between HTML, Markdown and text; EPUB is detected by content."""
-    suffix = Path(given).suffix.lower()
-    return f"{BOOK}{suffix if suffix in SUFFIXES else '.txt'}"
 
 
 async def _check_voices(state: AppState, principal: Principal, fields: JobFields) -> None:
@@ -322,8 +314,7 @@ async def _check_voices(state: AppState, principal: Principal, fields: JobFields
 
 
 def entry_of(job: Job) -> JobEntry:
-    record, now = job.record, time.monotonic()
-    left = job.seconds_left(now)
+    record, left = job.record, job.seconds_left()
     current = int([*record.starts][-1]) if record.starts else record.chapters[0].number
     return JobEntry(
         id=record.id,
@@ -386,25 +377,27 @@ def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
     header = wav_header(record.sample_rate, None, AudioTag(record.model, made))
     size = len(header) + 2 * heard[-1].after
     headers = {**_UNCACHED, "accept-ranges": "bytes", "etag": f'"{record.id}"', "x-job-status": record.status}
-    if refused := _range_refused(given := request.headers.get("range", ""), size, headers):
+    if refused := _range_refused(given := _range_given(request), size, headers):
         return refused
     begin, end = _range(given, size)
     headers["content-length"] = str(end - begin)
-    partial = "range" in request.headers and (begin, end) != (0, size)
-    if partial:
+    status = 200 if (begin, end) == (0, size) else 206
+    if status == 206:
         headers["content-range"] = f"bytes {begin}-{end - 1}/{size}"
-    content = _nothing() if request.state.is_head else _bytes(job, heard, header, begin, end)
-    return StreamingResponse(content, 206 if partial else 200, headers, "audio/wav")
+    if request.state.is_head:
+        return Response(None, status, headers, "audio/wav")
+    return StreamingResponse(_bytes(job, heard, header, begin, end), status, headers, "audio/wav")
 
 
-def _is_of_bytes(given: str) -> bool:
-    """Whether a range is one of bytes; HTTP wants that others are ignored."""
-    return given.partition("=")[0].strip().lower() in ("", "bytes")
+def _range_given(request: Request) -> str:
+    """The range that a request asks for; HTTP wants that ranges of other units than bytes are ignored."""
+    given = request.headers.get("range", "")
+    return given if given.partition("=")[0].strip().lower() in ("", "bytes") else ""
 
 
 def _range_refused(given: str, size: int, headers: dict[str, str]) -> Response | None:
     """The answer to a range behind the audio's end. InvalidRequest: it is not a range. Several ranges are accepted."""
-    if not (given and _is_of_bytes(given)):
+    if not given:
         return None
     if not re.fullmatch(r"(?i:bytes)\s*=(\s*(\d{1,15}-\d{0,15}|-\d{1,15})\s*(,|\Z))+", given):
         raise InvalidRequest(f"range: {given[:40]!r} is not a range; send one such as bytes=0-99, or leave it out")
@@ -418,10 +411,8 @@ def _range_refused(given: str, size: int, headers: dict[str, str]) -> Response |
 
 def _range(given: str, size: int) -> tuple[int, int]:
     """First byte and end for "bytes=FIRST-", "bytes=FIRST-LAST" or "bytes=-COUNT"; other forms give the whole file."""
-    first, dash, last = given.partition("=")[2].strip().partition("-")
-    numbers = [one for one in (first, last) if one]
-    if not (_is_of_bytes(given) and dash and all(one.isdecimal() and len(one) < 16 for one in numbers)):
-        return 0, size
+    found = re.fullmatch(r"(?i:bytes)\s*=\s*(\d*)-(\d*)\s*", given)
+    first, last = found.groups() if found else ("", "")
     if first:
         return int(first), min(size, int(last) + 1) if last else size
     return (max(0, size - int(last)), size) if last else (0, size)
@@ -444,8 +435,3 @@ async def _bytes(job: Job, heard: tuple[Heard, ...], header: bytes, begin: int, 
         piece = piece[max(0, at - 2 * one.at) : last - 2 * one.at]
         for start in range(0, len(piece), BLOCK):
             yield piece[start : start + BLOCK]
-
-
-async def _nothing() -> AsyncIterator[bytes]:
-    return
-    yield b""

@@ -68,13 +68,13 @@ class Job:
     async def times(self) -> list[Heard]:
         return self.heard or await asyncio.to_thread(read_times, self.folder)
 
-    def seconds_left(self, now: float) -> float | None:
+    def seconds_left(self) -> float | None:
         """Estimated from the speed of this run; None before any work is done."""
         record = self.record
         done = record.spoken - self.spoken_before
         if record.status != "running" or not done:
             return None
-        return (record.characters - record.spoken) * (now - self.began) / done
+        return (record.characters - record.spoken) * (time.monotonic() - self.began) / done
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from vivavoce.errors import InvalidRequest, MissingDependency, StageFailed, TooLarge, VivavoceError
 from vivavoce.files import replace_file
-from vivavoce_books.book import BookOptions, Choice, open_book
+from vivavoce_books.book import BookOptions, open_book
 from vivavoce_books.cast import cast_of
 from vivavoce_books.plan import Pauses, Plan, Segment, estimate_s, parse_chapters, plan_book
 
@@ -19,8 +19,8 @@ BOOK, OPTIONS, RECORD, LEDGER, TIMES = "book", "options.json", "job.json", "ledg
 """Files in the folder of a job; the book and the audio have a suffix."""
 
 
-@dataclass(frozen=True)
-class JobOptions:
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(BookOptions):
     """Options of a job, as `vivavoce read` has them. cast: names and their voices; file: name of the book's file."""
 
     file: str
@@ -29,10 +29,6 @@ class JobOptions:
     cast: dict[str, str] = field(default_factory=dict)
     response_format: str = "m4b"
     chapters: str | None = None
-    footnotes: Choice = "skip"
-    tables: Choice = "skip"
-    front_matter: Choice = "skip"
-    code: Choice = "skip"
     speed: float = 1.0
     seed: int = 0
     pause_sentence: float = 0.25
@@ -43,9 +39,6 @@ class JobOptions:
 
     def pauses(self) -> Pauses:
         return Pauses(self.pause_sentence, self.pause_paragraph, self.pause_heading, self.pause_scene)
-
-    def reading(self) -> BookOptions:
-        return BookOptions(self.footnotes, self.tables, self.front_matter, self.code)
 
 
 class Heard(NamedTuple):
@@ -131,7 +124,7 @@ def read_times(folder: Path) -> list[Heard]:
 def read_plan(folder: Path) -> tuple[JobOptions, Plan, list[int], list[Segment]]:
     """Options, plan, chapters and segments of a job. InvalidRequest: the options do not fit the book."""
     options = JobOptions(**json.loads((folder / OPTIONS).read_bytes()))
-    book = open_book(folder / options.file, options.reading())
+    book = open_book(folder / options.file, options)
     book = replace(book, title=options.title or book.title or "Untitled")
     plan = plan_book(book, cast_of(options.cast, options.voice), options.pauses())
     chosen = parse_chapters(options.chapters, len(book.chapters))
