@@ -17,11 +17,11 @@ from vivavoce.cli.flags import REQUIRED, argument, flag
 from vivavoce.cli.model import EngineChoice, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.cli.output import check_writable, explaining
 from vivavoce.errors import InvalidRequest
-from vivavoce_books.book import Book, BookOptions, open_book
+from vivavoce_books.book import Book, BookOptions, Choice, open_book
 from vivavoce_books.cast import Cast, Part, read_cast
 from vivavoce_books.chapters import one_line
 from vivavoce_books.ledger import Ledger, open_ledger
-from vivavoce_books.plan import Pauses, Plan, Segment, estimate_s, fingerprints_of, parse_chapters, plan_book
+from vivavoce_books.plan import Pauses, Plan, Segment, fingerprints_of, parse_chapters, parts_of, plan_book
 from vivavoce_books.speaking import AT_ONCE_ON_CPU, MAX_AT_ONCE, Job, check_texts, place_of, speak_missing
 from vivavoce_books.writing import KINDS, Extras, Track, write_track
 
@@ -49,12 +49,10 @@ class Source:
     chapters: str | None = flag("Chapters to speak, such as 1-3,5.  [default: all]", "NUMBERS")
     list: bool = flag("Show the chapters, their characters and about how long they are; speak nothing.", default=False)
     restart: bool = flag("Begin again: forget what earlier runs have spoken.", default=False)
-    footnotes: Literal["skip", "speak"] = flag("Footnotes: skip or speak.", "CHOICE", default="skip")
-    tables: Literal["skip", "speak"] = flag("Tables: skip or speak.", "CHOICE", default="skip")
-    front_matter: Literal["skip", "speak"] = flag(
-        "Title page, contents and the like: skip or speak.", "CHOICE", default="skip"
-    )
-    code: Literal["skip", "speak"] = flag("Listings of programs: skip or speak.", "CHOICE", default="skip")
+    footnotes: Choice = flag("Footnotes: skip or speak.", "CHOICE", default="skip")
+    tables: Choice = flag("Tables: skip or speak.", "CHOICE", default="skip")
+    front_matter: Choice = flag("Title page, contents and the like: skip or speak.", "CHOICE", default="skip")
+    code: Choice = flag("Listings of programs: skip or speak.", "CHOICE", default="skip")
 
     def options(self) -> BookOptions:
         return BookOptions(self.footnotes, self.tables, self.front_matter, self.code)
@@ -115,12 +113,8 @@ def read(
     wanted = [one for one in plan.segments if one.chapter in chosen]
     extras = Extras(results.subtitles, results.times, results.loudness)
     with open_ledger(ledger_path, restart=source.restart) as ledger:
-        ledger.agree(
-            {
-                **{f"choice of {name}": value for name, value in vars(source.options()).items()},
-                **{"speed": str(manner.speed), "seed": str(manner.seed)},
-            }
-        )
+        choices = {f"choice of {name}": value for name, value in vars(source.options()).items()}
+        ledger.agree({**choices, "speed": str(manner.speed), "seed": str(manner.seed)})
         ledger.agree(fingerprints_of(plan), shown=False)
         try:
             tts = _loaded(model, reporter)
@@ -176,14 +170,11 @@ def ledger_of(out: str, split: bool, book: Path) -> Path:
 
 
 def list_chapters(plan: Plan, chosen: Sequence[int]) -> None:
-    rows, total_s, total = [], 0.0, 0
-    for one in chosen:
-        segments, chapter = plan.of(one), plan.book.chapters[one]
-        seconds = sum(estimate_s(segment.text) + segment.pause_after_s for segment in segments)
-        characters = sum(len(segment.text) for segment in segments)
-        left_out = sum(len(part.text) for part in chapter.left_out)
-        rows.append((str(one + 1), f"{characters:,}", f"{left_out:,}", _clock(seconds), chapter.title))
-        total_s, total = total_s + seconds, total + characters
+    parts, rows = parts_of(plan, chosen), []
+    for one in parts:
+        left_out = sum(len(part.text) for part in plan.book.chapters[one.number - 1].left_out)
+        rows.append((str(one.number), f"{one.characters:,}", f"{left_out:,}", _clock(one.seconds), one.title))
+    total, total_s = sum(one.characters for one in parts), sum(one.seconds for one in parts)
     rows.append(("", f"{total:,}", "", _clock(total_s), f"{plan.book.title}, {plan.book.author}".strip(", ")))
     print_table(rows, ("chapter", "characters", "left out", "about", "title"))
 

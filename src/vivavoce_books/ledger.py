@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,7 @@ from numpy.typing import NDArray
 
 from vivavoce.errors import InvalidRequest
 
-_FORMAT = "1"
-_FREE = "free space, and the same command goes on"
-_AGAIN = "use the former one, or begin again with --restart"
+_DROPS = ("DROP TABLE IF EXISTS segments", "DROP TABLE IF EXISTS settings")
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS segments (place INTEGER PRIMARY KEY, pieces TEXT NOT NULL, audio BLOB NOT NULL)",
@@ -61,7 +60,10 @@ class Ledger:
             for name, value in settings.items():
                 if (was := kept.get(name, value)) != value:
                     values = f" ({was}, now {value})" if shown else ""
-                    raise InvalidRequest(f"ledger: {str(self.path)!r} was begun with another {name}{values}; {_AGAIN}")
+                    raise InvalidRequest(
+                        f"ledger: {str(self.path)!r} was begun with another {name}{values}; use the former one, or "
+                        "begin again with --restart"
+                    )
             transaction.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", settings.items())
 
     def places(self) -> set[int]:
@@ -82,7 +84,10 @@ class Ledger:
 
     def samples(self, place: int) -> NDArray[np.int16]:
         """Samples of a stored segment, [n] int16."""
-        return decoded(self._row("audio", place))
+        import soundfile
+
+        content = self._row("audio", place)
+        return soundfile.read(io.BytesIO(content), dtype="int16")[0] if content else np.zeros(0, np.int16)
 
     def _row(self, column: str, place: int) -> bytes:
         with _explaining(self.path):
@@ -91,14 +96,6 @@ class Ledger:
             raise InvalidRequest(f"ledger: {str(self.path)!r} lacks segment {place + 1}; run the command again")
         value: bytes = found[0]
         return value
-
-
-def decoded(content: bytes) -> NDArray[np.int16]:
-    import io
-
-    import soundfile
-
-    return soundfile.read(io.BytesIO(content), dtype="int16")[0] if content else np.zeros(0, np.int16)
 
 
 def samples_in(path: Path, place: int) -> NDArray[np.int16]:
@@ -119,15 +116,11 @@ def open_ledger(path: Path, *, restart: bool = False, shared: bool = False) -> I
         connection.execute("PRAGMA synchronous = FULL")
         with connection as transaction:
             transaction.execute("BEGIN EXCLUSIVE")
-            for statement in (*_emptied(restart), *_TABLES):
+            for statement in (*(_DROPS if restart else ()), *_TABLES):
                 transaction.execute(statement)
         ledger = Ledger(path, connection)
-        ledger.agree({"format of the ledger": _FORMAT})
+        ledger.agree({"format of the ledger": "1"})
         yield ledger
-
-
-def _emptied(restart: bool) -> Sequence[str]:
-    return ("DROP TABLE IF EXISTS segments", "DROP TABLE IF EXISTS settings") if restart else ()
 
 
 @contextmanager
@@ -136,11 +129,10 @@ def _explaining(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorname", "") or str(error)
-        label = repr(str(path))
         if "BUSY" in code or "locked" in code:
             way = "belongs to another run that still writes it; wait for its end, or choose another output"
         elif "NOTADB" in code or "not a database" in code or "no such column" in str(error):
             way = "is another file, not a ledger of a book; remove it, or choose another output"
         else:
-            way = f"cannot be written ({error}); {_FREE}"
-        raise InvalidRequest(f"ledger: {label} {way}") from None
+            way = f"cannot be written ({error}); free space, and the same command goes on"
+        raise InvalidRequest(f"ledger: {str(path)!r} {way}") from None

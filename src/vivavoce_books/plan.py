@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import regex
@@ -103,7 +104,7 @@ def _segments(chapter: Chapter, language: str | None, cast: Cast, skipped: list[
         opens = True
         for start, end, speaker in _groups(block, spoken, at, skipped):
             text = block.text[start:end]
-            closes = bool(_ENDS.search(text)) or not is_speakable(block.text[end:]) or "\n" in block.text[end : end + 1]
+            closes = ends_sentence(text) or not is_speakable(block.text[end:]) or "\n" in block.text[end : end + 1]
             yield Segment(-1, -1, at + start, at + end, text, speaker, block.language or language, place, opens, closes)
             opens = closes
         at += len(block.text) + len(_JOIN)
@@ -147,6 +148,26 @@ def estimate_s(text: str) -> float:
     """Seconds that a text takes to be spoken, without pauses; by the number of its characters."""
     dense = len(_DENSE.findall(text))
     return _SECONDS_DENSE * dense + _SECONDS_EACH * (len(text) - dense)
+
+
+class ChapterPart(NamedTuple):
+    """A chapter to speak. number: counted from 1; seconds: its estimated length."""
+
+    number: int
+    title: str
+    characters: int
+    seconds: float
+
+
+def parts_of(plan: Plan, chosen: Iterable[int]) -> list[ChapterPart]:
+    """The chapters with these indices."""
+    parts = []
+    for one in chosen:
+        segments = plan.of(one)
+        characters = sum(len(segment.text) for segment in segments)
+        seconds = sum(estimate_s(segment.text) + segment.pause_after_s for segment in segments)
+        parts.append(ChapterPart(one + 1, plan.book.chapters[one].title, characters, seconds))
+    return parts
 
 
 def parse_chapters(given: str | None, count: int) -> list[int]:

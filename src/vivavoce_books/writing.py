@@ -63,6 +63,15 @@ class Heard:
     rate: int
 
     @property
+    def start(self) -> int:
+        """Index of its first character in the text of the chapter."""
+        return self.segment.start + self.piece.start
+
+    @property
+    def end(self) -> int:
+        return self.segment.start + self.piece.end
+
+    @property
     def start_s(self) -> float:
         return self.at / self.rate
 
@@ -254,9 +263,9 @@ class _Sink:
 def _block(picture: Picture) -> str:
     """Encode a picture for a comment of Ogg, in the form that RFC 9639 defines for FLAC; type 3 is the front cover."""
     name = picture.media_type.encode()
-    head = struct.pack(f">II{len(name)}sI", 3, len(name), name, 0)
-    sizes = struct.pack(">IIIII", picture.width, picture.height, 24, 0, len(picture.content))
-    return base64.b64encode(head + sizes + picture.content).decode()
+    sizes = (picture.width, picture.height, 24, 0, len(picture.content))
+    head = struct.pack(f">II{len(name)}sI5I", 3, len(name), name, 0, *sizes)
+    return base64.b64encode(head + picture.content).decode()
 
 
 @contextmanager
@@ -308,8 +317,7 @@ def write_track(
     if not heard:
         yield f"note: {track.path}: nothing in it can be spoken; it was not written"
         return
-    of_chapter = {one: [piece for piece in heard if piece.segment.chapter == one] for one in track.chapters}
-    of_chapter = {one: pieces for one, pieces in of_chapter.items() if pieces}
+    of_chapter = {chapter: list(pieces) for chapter, pieces in groupby(heard, key=lambda one: one.segment.chapter)}
     gains = {}
     if extras.loudness is not None:
         gains = {one: loudness_gain(audio(pieces, ledger), rate, extras.loudness) for one, pieces in of_chapter.items()}
@@ -329,7 +337,7 @@ def write_track(
         content = (to_srt if extras.subtitles == "srt" else to_vtt)(one for one in cues if one.text)
         with explained(path := track.path.with_suffix(f".{extras.subtitles}")):
             replace_file(path, content)
-    check = check_spoken(plan, {one: [_range(piece) for piece in pieces] for one, pieces in of_chapter.items()})
+    check = check_spoken(plan, {at: [(one.start, one.end) for one in pieces] for at, pieces in of_chapter.items()})
     if extras.times:
         with explained(path := track.path.with_suffix(".json")):
             replace_file(path, json.dumps(_times(track, plan, of_chapter, rate, check), ensure_ascii=False, indent=1))
@@ -337,10 +345,9 @@ def write_track(
     yield f"{track.path}: {duration} of audio in {len(of_chapter)} chapters; {told(check)}"
     cut = [one for one in heard if one.piece.cut]
     if cut:
-        first = cut[0].segment
         yield (
             f"note: {len(cut)} sentences were stopped at the length limit, words may be missing; the first: "
-            f"chapter {first.chapter + 1}, character {first.start + cut[0].piece.start:,}"
+            f"chapter {cut[0].segment.chapter + 1}, character {cut[0].start:,}"
         )
 
 
@@ -350,10 +357,6 @@ def told(check: Check) -> str:
     line = f"{check.spoken:,} characters were spoken once"
     line += f", {sum(left_out.values()):,} left out on purpose ({reasons})" if left_out else ""
     return line + (f", {check.lost:,} LOST, {check.doubled:,} DOUBLED" if not check.whole else ", none was lost")
-
-
-def _range(one: Heard) -> tuple[int, int]:
-    return one.segment.start + one.piece.start, one.segment.start + one.piece.end
 
 
 def _times(
@@ -367,9 +370,13 @@ def _times(
             "end_s": pieces[-1].after / rate,
             "segments": [
                 {
-                    **dict(zip(("start_character", "end_character"), _range(one), strict=True)),
-                    **{"start_s": one.start_s, "end_s": one.end_s, "text": one.text.strip()},
-                    **{"role": one.segment.role, "cut": one.piece.cut},
+                    "start_character": one.start,
+                    "end_character": one.end,
+                    "start_s": one.start_s,
+                    "end_s": one.end_s,
+                    "text": one.text.strip(),
+                    "role": one.segment.role,
+                    "cut": one.piece.cut,
                 }
                 for one in pieces
             ],

@@ -346,7 +346,7 @@ def _chapters(parts: Any, record: JobRecord | None = None) -> list[JobChapter]:
             number=number,
             title=title,
             characters=characters,
-            estimated_seconds=seconds,
+            estimated_seconds=round(seconds, 1),
             start_s=starts.get(number),
             end_s=ends.get(number),
         )

@@ -29,7 +29,6 @@ from vivavoce_books.jobs.values import (
     OPTIONS,
     RECORD,
     UNFINISHED,
-    ChapterPart,
     Heard,
     JobOptions,
     JobRecord,
@@ -38,6 +37,7 @@ from vivavoce_books.jobs.values import (
     save_times,
 )
 from vivavoce_books.jobs.webhook import deliver
+from vivavoce_books.plan import ChapterPart
 
 log = logging.getLogger(__name__)
 

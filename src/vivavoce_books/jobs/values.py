@@ -11,7 +11,7 @@ from vivavoce.errors import InvalidRequest, MissingDependency, StageFailed, TooL
 from vivavoce.files import replace_file
 from vivavoce_books.book import BookOptions, open_book
 from vivavoce_books.cast import cast_of
-from vivavoce_books.plan import Pauses, Plan, Segment, estimate_s, parse_chapters, plan_book
+from vivavoce_books.plan import ChapterPart, Pauses, Plan, Segment, parse_chapters, plan_book
 
 Status = Literal["queued", "running", "writing", "done", "failed"]
 UNFINISHED = ("queued", "running", "writing")
@@ -60,15 +60,6 @@ class Heard(NamedTuple):
     @property
     def after(self) -> int:
         return self.at + self.frames + self.pause
-
-
-class ChapterPart(NamedTuple):
-    """A chapter to speak. number: counted from 1; seconds: its estimated length."""
-
-    number: int
-    title: str
-    characters: int
-    seconds: float
 
 
 @dataclass
@@ -140,14 +131,3 @@ def error_of(told: dict[str, Any]) -> VivavoceError:
     """The error of a message from another process: its text, code and HTTP status."""
     kinds = {kind.code: kind for kind in (MissingDependency, TooLarge)}
     return kinds.get(told["code"], InvalidRequest if told["status"] < 500 else StageFailed)(told["error"])
-
-
-def summary(plan: Plan, chosen: list[int]) -> dict[str, Any]:
-    """The title, the author and the chapters, as a message of the worker."""
-    chapters = []
-    for one in chosen:
-        segments = plan.of(one)
-        seconds = sum(estimate_s(part.text) + part.pause_after_s for part in segments)
-        characters = sum(len(part.text) for part in segments)
-        chapters.append(ChapterPart(one + 1, plan.book.chapters[one].title, characters, round(seconds, 1)))
-    return {"title": plan.book.title, "author": plan.book.author, "chapters": chapters}

@@ -25,9 +25,9 @@ from vivavoce.child import end_with_parent, ignore_signals
 from vivavoce.errors import VivavoceError
 from vivavoce.frontend.speech import Mark, marks_of
 from vivavoce_books.cast import cast_of
-from vivavoce_books.jobs.values import LEDGER, Heard, error_of, read_plan, summary
+from vivavoce_books.jobs.values import LEDGER, Heard, error_of, read_plan
 from vivavoce_books.ledger import Ledger, open_ledger
-from vivavoce_books.plan import Plan, Segment, fingerprints_of
+from vivavoce_books.plan import Plan, Segment, fingerprints_of, parts_of
 from vivavoce_books.speaking import Job, speak_missing
 from vivavoce_books.writing import Extras, Track, heard_of, write_track
 
@@ -109,9 +109,9 @@ class Progress:
         while self._next < len(self._wanted) and self._wanted[self._next].index in self._there:
             segment, offset = self._wanted[self._next], 0
             for one in heard_of(segment, self._plan, self._ledger, self._at, self._server.sample_rate):
-                place = segment.index, segment.chapter, segment.start + one.piece.start, segment.start + one.piece.end
-                news.append(Heard(*place, one.at, offset, one.piece.frames, one.pause))
-                offset, self._at = offset + one.piece.frames, one.after
+                place, frames = (segment.index, segment.chapter, one.start, one.end), one.piece.frames
+                news.append(Heard(*place, one.at, offset, frames, one.pause))
+                offset, self._at = offset + frames, one.after
             self._next += 1
         for begin in range(0, max(1, len(news)), AT_ONCE):
             self._server.tell("heard", entries=news[begin : begin + AT_ONCE], spoken=self._spoken)
@@ -119,7 +119,7 @@ class Progress:
 
 def plan(folder: Path, server: Server) -> None:
     _, made, chosen, _ = read_plan(folder)
-    server.tell("planned", **summary(made, chosen))
+    server.tell("planned", title=made.book.title, author=made.book.author, chapters=parts_of(made, chosen))
 
 
 def work(folder: Path, server: Server) -> None:
@@ -138,11 +138,8 @@ def work(folder: Path, server: Server) -> None:
         server.tell("writing")
         track = Track(folder / f"audio.{options.response_format}", made.book.title, tuple(chosen))
         extras = Extras(loudness=options.loudness)
-        lines = [
-            line.removeprefix(f"{track.path}: ")
-            for line in write_track(track, made, ledger, server.sample_rate, extras, ())
-        ]
-        server.tell("done", notes=lines)
+        lines = write_track(track, made, ledger, server.sample_rate, extras, ())
+        server.tell("done", notes=[line.removeprefix(f"{track.path}: ") for line in lines])
 
 
 WORK: dict[str, Callable[[Path, Server], None]] = {"plan": plan, "work": work}
