@@ -110,40 +110,35 @@ def open_book(path: Path, options: BookOptions = BookOptions()) -> Book:
         with path.open("rb") as opened:
             start = opened.read(4096)
             if start.startswith(b"PK"):
-                return _spoken(_epub(path, options), label)
-            content = start + opened.read(MAX_BOOK_BYTES + 1 - len(start))
-            size = os.fstat(opened.fileno()).st_size
+                from vivavoce_books.epub import read_epub
+
+                book = read_epub(path, options)
+            else:
+                content = start + opened.read(MAX_BOOK_BYTES + 1 - len(start))
+                book = _read_text(content, os.fstat(opened.fileno()).st_size, path, options)
     except OSError as error:
         raise InvalidRequest(f"book: {label} cannot be read ({error.strerror}); check the path") from None
+    if not any(block.text for chapter in book.chapters for block in chapter.blocks):
+        raise InvalidRequest(f"book: {label} has no text to speak; scanned pages must be recognised (OCR) first")
+    return book
+
+
+def _read_text(content: bytes, size: int, path: Path, options: BookOptions) -> Book:
+    """Read HTML, Markdown or plain text. content: at most `MAX_BOOK_BYTES` + 1 bytes; size: bytes of the whole file."""
+    from vivavoce_books.html import read_html, read_markdown
+    from vivavoce_books.plain import read_plain
+    from vivavoce_books.text import decode
+
+    label, suffix = repr(path.name), path.suffix.lower()
     for known, (sign, at) in FOREIGN.items():
-        if start[at:].startswith(sign):
+        if content.startswith(sign, at):
             raise InvalidRequest(f"book: {label} is {known}; convert it to EPUB or text, for example with Calibre")
     if _SOUND.match(content):
         raise InvalidRequest(f"book: {label} is an audio file; give an EPUB, HTML, Markdown or text file")
     if len(content) > MAX_BOOK_BYTES:
         raise InvalidRequest(f"book: {label} has {size} bytes, above the limit of {MAX_BOOK_BYTES}; split it")
-    return _spoken(_text_book(content, path.suffix.lower(), label, options), label)
-
-
-def _epub(path: Path, options: BookOptions) -> Book:
-    from vivavoce_books.epub import read_epub
-
-    return read_epub(path, options)
-
-
-def _text_book(content: bytes, suffix: str, label: str, options: BookOptions) -> Book:
-    from vivavoce_books.html import read_html, read_markdown
-    from vivavoce_books.plain import read_plain
-    from vivavoce_books.text import decode
-
     looks = re.match(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html|\?xml)\b", content[:4096], re.IGNORECASE)
     if looks or suffix in (".html", ".htm", ".xhtml"):
         return read_html(decode(content, label, markup=True), label, options)
     text = decode(content, label)
     return read_markdown(text, label, options) if suffix in (".md", ".markdown") else read_plain(text, options)
-
-
-def _spoken(book: Book, label: str) -> Book:
-    if not any(block.text for chapter in book.chapters for block in chapter.blocks):
-        raise InvalidRequest(f"book: {label} has no text to speak; scanned pages must be recognised (OCR) first")
-    return book

@@ -121,9 +121,7 @@ def words_of(tag: Tag) -> str:
 
 
 def _strings(tag: Tag) -> Iterator[str]:
-    from bs4.element import NavigableString
-
-    return (str(node) for node in tag.descendants if isinstance(node, NavigableString) and _is_text(node))
+    return (str(node) for node in tag.find_all(string=True) if _is_text(node))
 
 
 def _is_text(node: object) -> bool:
@@ -163,7 +161,7 @@ class Page:
         return vocabulary(" ".join(_strings(self._soup)))
 
     def _children(self, parent: Tag, here: Here, depth: int) -> None:
-        from bs4.element import NavigableString, Tag
+        from bs4 import Tag
 
         if depth > MAX_DEPTH:
             raise InvalidRequest(
@@ -172,7 +170,7 @@ class Page:
         for child in parent.children:
             if isinstance(child, Tag):
                 self._element(child, here, depth + 1)
-            elif isinstance(child, NavigableString) and _is_text(child):
+            elif _is_text(child):
                 text = str(child)
                 self._pieces.append((text.replace("\n", LINE_END) if here.lines else text, here.language))
 

@@ -110,7 +110,13 @@ class Jobs:
             if path.name.startswith(".new-"):
                 shutil.rmtree(path, ignore_errors=True)
             elif (path / RECORD).is_file():
-                self._take_up(path)
+                try:
+                    record = read_record(path)
+                except (OSError, ValueError) as error:
+                    log.error("job unreadable: %(folder)s (%(error)s)", {"folder": path, "error": error})
+                    continue
+                record.status = "queued" if record.status in UNFINISHED else record.status
+                self._jobs[record.id] = Job(record, path)
         self._in_background(self._clean())
         self._start_waiting()
 
@@ -132,30 +138,23 @@ class Jobs:
 
     async def plan(self, book: bytes, options: JobOptions) -> dict[str, Any]:
         """The title, author and chapters of a book; nothing is kept. InvalidRequest: it cannot be read."""
-        folder = await self._store(book, options)
-        try:
+        async with self._stored(book, options) as folder:
             return await self._read(folder)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, folder, True)
 
     async def add(self, principal: Principal, book: bytes, options: JobOptions, webhook: str | None) -> Job:
         """Keep a new job, and begin it if there is room. An error names the exceeded limit of the key or disk."""
         self._check_count(principal)
-        folder = await self._store(book, options)
-        try:
+        async with self._stored(book, options) as folder:
             found = await self._read(folder)
-            characters = sum(chapter[2] for chapter in found["chapters"])
             identity = f"job_{secrets.token_hex(12)}"
             record = JobRecord(identity, principal.name, time.time(), options.response_format, webhook=webhook)
-            record.title, record.author, record.characters = found["title"], found["author"], characters
+            record.title, record.author = found["title"], found["author"]
             record.chapters = [ChapterPart(*one) for one in found["chapters"]]
+            record.characters = sum(one.characters for one in record.chapters)
             async with self._adding:
-                await self._check_room(principal, characters)
+                await self._check_room(principal, record.characters)
                 record.save(folder)
                 job = self._jobs[identity] = Job(record, folder.rename(self._folder / identity))
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
         self._start_waiting()
         return job
 
@@ -172,17 +171,9 @@ class Jobs:
         for task in [*(job.task for job in self._jobs.values()), *self._background]:
             await _ended(task)
 
-    def _take_up(self, folder: Path) -> None:
-        try:
-            record = read_record(folder)
-            job = Job(record, folder)
-        except (OSError, ValueError, TypeError) as error:
-            log.error("job unreadable: %(folder)s (%(error)s)", {"folder": folder, "error": error})
-            return
-        record.status = "queued" if record.status in UNFINISHED else record.status
-        self._jobs[record.id] = job
-
-    async def _store(self, book: bytes, options: JobOptions) -> Path:
+    @asynccontextmanager
+    async def _stored(self, book: bytes, options: JobOptions) -> AsyncIterator[Path]:
+        """A folder with a book and its options; at the end it is removed, unless it was renamed."""
         folder = self._folder / f".new-{secrets.token_hex(8)}"
 
         def store() -> None:
@@ -191,11 +182,14 @@ class Jobs:
             replace_file(folder / OPTIONS, json.dumps(asdict(options), ensure_ascii=False))
 
         try:
-            await asyncio.to_thread(store)
-        except OSError as error:
+            try:
+                await asyncio.to_thread(store)
+            except OSError as error:
+                words = f"jobs: the book cannot be kept ({error.strerror}); tell the server's operator"
+                raise StageFailed(words) from None
+            yield folder
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
-            raise StageFailed(f"jobs: the book cannot be kept ({error.strerror}); tell the server's operator") from None
-        return folder
 
     async def _read(self, folder: Path) -> dict[str, Any]:
         async with self._reading:
@@ -220,8 +214,7 @@ class Jobs:
 
     async def _check_room(self, principal: Principal, characters: int) -> None:
         self._check_count(principal)
-        limit = principal.job_characters
-        most = self.settings.max_characters if limit is None else limit
+        most = self.settings.max_characters if principal.job_characters is None else principal.job_characters
         if characters > most:
             raise InvalidRequest(f"characters: the job has {characters}, the limit is {most}; choose fewer chapters")
         waiting = sum(job.record.characters for job in self.of(principal) if job.record.status in UNFINISHED)
