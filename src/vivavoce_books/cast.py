@@ -48,11 +48,9 @@ def read_cast(given: Sequence[str], narrator: Part) -> dict[str, Part]:
     for one in given:
         if "=" in one and not Path(one).is_file():
             cast.update([_entry(one, repr(one))])
-            continue
-        for number, line in enumerate(_lines(one), start=1):
-            bare = line.partition("#")[0].strip()
-            if bare:
-                cast.update([_entry(bare, f"line {number} of {one!r}")])
+        else:
+            lines = enumerate((line.partition("#")[0].strip() for line in _lines(one)), start=1)
+            cast.update(_entry(line, f"line {number} of {one!r}") for number, line in lines if line)
     return cast if narrator == Part() else {**cast, NARRATOR: narrator}
 
 

@@ -22,19 +22,14 @@ MAX_HEADING_CHARS, MAX_HEADING_LINES, MAX_SUBTITLE_CHARS = 120, 3, 60
 
 def read_plain(text: str, options: BookOptions) -> Book:
     head, body, tail = _gutenberg_parts(text)
-    about = {name: found[1].strip() for name in ("Title", "Author", "Language") if (found := _line_of(name, head))}
-    items = list(_items(body))
-    licence = "Project Gutenberg's header"
-    before = [Item(None, one_line(head), licence)] if head.strip() else []
+    lines = re.findall(r"(?m)^(Title|Author|Language): *(\S.*)$", head)
+    about = {name: value.strip() for name, value in reversed(lines)}  # the first line of a name holds
+    before = [Item(None, one_line(head), "Project Gutenberg's header")] if head.strip() else []
     after = [Item(None, one_line(tail), "Project Gutenberg's footer")] if tail.strip() else []
     language = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "chinese": "zh"}
     named = language.get(about.get("Language", "").lower(), about.get("Language"))
-    chapters = divide([*before, *start_at_headings(items), *after], options)
+    chapters = divide([*before, *start_at_headings(_items(body)), *after], options)
     return Book(about.get("Title", ""), about.get("Author", ""), language_code(named), chapters)
-
-
-def _line_of(name: str, head: str) -> re.Match[str] | None:
-    return re.search(rf"(?m)^{name}: *(\S.*)$", head)
 
 
 def _gutenberg_parts(text: str) -> tuple[str, str, str]:

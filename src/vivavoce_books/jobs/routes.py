@@ -39,12 +39,12 @@ from vivavoce.server.http.bodies import (
     validated,
     without_ignored,
 )
-from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND, failures
+from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND, error_response, failures
 from vivavoce.server.http.speech_fields import VoiceName
 from vivavoce.server.rate_limiter import Principal
 from vivavoce_books.book import SUFFIXES, Choice
 from vivavoce_books.jobs.service import Job, Jobs
-from vivavoce_books.jobs.values import BOOK, LEDGER, UNFINISHED, Heard, JobOptions, JobRecord
+from vivavoce_books.jobs.values import BOOK, LEDGER, UNFINISHED, Heard, JobOptions, JobRecord, Status
 from vivavoce_books.jobs.webhook import check_webhook
 from vivavoce_books.ledger import samples_in
 
@@ -129,7 +129,7 @@ class JobEntry(BaseModel):
 
     id: str
     object: Literal["audio.job"] = "audio.job"
-    status: Literal["queued", "running", "writing", "done", "failed"]
+    status: Status
     created: int
     ended: int | None
     title: str
@@ -405,8 +405,7 @@ def _range_refused(given: str, size: int, headers: dict[str, str]) -> Response |
     if begin < end:
         return None
     message = f"range: begins behind the {size} bytes that are done; ask again later"
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_range"}}
-    return JSONResponse(body, 416, {**headers, "content-range": f"bytes */{size}"})
+    return error_response(416, message, "invalid_range", {**headers, "content-range": f"bytes */{size}"})
 
 
 def _range(given: str, size: int) -> tuple[int, int]:
