@@ -94,10 +94,11 @@ class Server:
 class Progress:
     """Tells the server which audio is complete from its beginning on, and how many characters are spoken."""
 
-    def __init__(self, server: Server, plan: Plan, wanted: list[Segment], ledger: Ledger, there: set[int]) -> None:
+    def __init__(self, server: Server, plan: Plan, wanted: list[Segment], ledger: Ledger) -> None:
         self._server, self._plan, self._wanted, self._ledger = server, plan, wanted, ledger
-        self._there, self._next, self._at = there, 0, 0
-        self._spoken = sum(len(one.text) for one in wanted if one.index in there)
+        self._there, self._next, self._at = ledger.places(), 0, 0
+        self.missing = [one for one in wanted if one.index not in self._there]
+        self._spoken = sum(len(one.text) for one in wanted) - sum(len(one.text) for one in self.missing)
 
     def done(self, segment: Segment) -> None:
         self._there.add(segment.index)
@@ -128,13 +129,12 @@ def work(folder: Path, server: Server) -> None:
     with open_ledger(folder / LEDGER, shared=True) as ledger:
         ledger.agree({"model": server.begin["model"], "sample rate": str(server.sample_rate)})
         ledger.agree(fingerprints_of(made), shown=False)
-        progress = Progress(server, made, wanted, ledger, there := ledger.places())
+        progress = Progress(server, made, wanted, ledger)
         progress.tell()
         cast = cast_of(options.cast, options.voice)
         voices = {role: cast[role].voice for role in {one.role for one in made.segments}}
         job = Job(made, voices, {"speed": options.speed}, options.seed)
-        missing = [one for one in wanted if one.index not in there]
-        speak_missing(server, job, missing, ledger, server.begin["segments"], progress.done)
+        speak_missing(server, job, progress.missing, ledger, server.begin["segments"], progress.done)
         server.tell("writing")
         track = Track(folder / f"audio.{options.response_format}", made.book.title, tuple(chosen))
         extras = Extras(loudness=options.loudness)
