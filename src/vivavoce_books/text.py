@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 
 from vivavoce.errors import InvalidRequest
 
@@ -45,28 +46,25 @@ def language_code(tag: str | None) -> str | None:
 
 def decode(content: bytes, label: str, *, markup: bool = False) -> str:
     """Decode a text: UTF-16 with a byte order mark, UTF-8, the encoding in its markup, GB 18030 or Windows-1252."""
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        named = ["utf-16"]
-    else:
-        declared = re.search(rb"(?:charset|encoding)\s*=\s*[\"']?\s*([\w.-]+)", content[:2048]) if markup else None
-        named = ["utf-8-sig", *([declared[1].decode("ascii", "replace")] if declared else [])]
-    for encoding in named:
-        try:
+    is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    for encoding in ("utf-16",) if is_utf_16 else _encodings(content, markup):
+        with suppress(UnicodeDecodeError, LookupError):
             return _checked(content.decode(encoding), label)
-        except (UnicodeDecodeError, LookupError):
-            continue
-    runs = re.findall(rb"[\x80-\xff]+", content) if named != ["utf-16"] else []
-    high = sum(map(len, runs))
-    for encoding, fits in (("gb18030", high >= 2 * len(runs)), ("cp1252", high * 3 < len(content))):
-        try:
-            text = content.decode(encoding) if runs and fits else ""
-        except UnicodeDecodeError:
-            continue
-        # Text in another encoding may decode as GB 18030, but then lacks the commonest Chinese characters.
-        if text and (encoding == "cp1252" or not {"的", "。", "，"}.isdisjoint(text)):
-            return _checked(text, label)
-    _checked(content.decode("latin-1") if named != ["utf-16"] else "", label)
+    _checked("" if is_utf_16 else content.decode("latin-1"), label)
     raise InvalidRequest(f"book: {label} has an unknown encoding; save it as UTF-8")
+
+
+def _encodings(content: bytes, markup: bool) -> Iterator[str]:
+    yield "utf-8-sig"
+    if markup and (declared := re.search(rb"(?:charset|encoding)\s*=\s*[\"']?\s*([\w.-]+)", content[:2048])):
+        yield declared[1].decode("ascii", "replace")
+    runs = re.findall(rb"[\x80-\xff]+", content)
+    high = sum(map(len, runs))
+    # Text in another encoding may decode as GB 18030, but then lacks the commonest Chinese characters.
+    if high >= 2 * len(runs) and not {"的", "。", "，"}.isdisjoint(content.decode("gb18030", "ignore")):
+        yield "gb18030"
+    if high * 3 < len(content):
+        yield "cp1252"
 
 
 def _checked(text: str, label: str) -> str:
