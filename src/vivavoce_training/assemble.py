@@ -35,12 +35,14 @@ VOICES = {
     ),
     "bright": _voice("af_kore", "Do you remember the little shop on the corner? They bake the best bread in town."),
     "clear": _voice(
-        "bf_emma", "Would you open the window, please? It's a lovely evening, and I can hear the birds.", "af_sarah"
+        "bf_emma",
+        "Would you open the window, please? It's a lovely evening, and I can hear the birds.",
+        "af_aoede*0.5+af_sarah*0.5",
     ),
     "gentle": _voice(
         "bf_emma",
         "I found an old letter in the drawer. Who could have written it, and when?",
-        "af_heart*0.4+bf_emma*0.6",
+        "af_heart*0.7+bf_emma*0.3",
     ),
     "deep": _voice(
         "am_fenrir",
@@ -55,7 +57,7 @@ VOICES = {
     ),
 }
 """The mini model's stored voices: name → the speaker, and the text of the recording. Judges liked these voices best
-among 22 voices and mixes."""
+among 36 voices and mixes."""
 
 
 def assemble(parts: Path, folder: Path, record: Record, settings: Path = MINI) -> Path:
