@@ -364,7 +364,7 @@ def test_a_recording_comes_as_base64_or_as_a_file(server: Served) -> None:
 
 
 def test_a_listener_that_does_not_read_is_ended_and_others_go_on() -> None:
-    make = state_of(FakeBackend, listener_timeout_s=0.2)
+    make = state_of(FakeBackend, listener_timeout_s=1.0)
     with serving(build_app, make) as server, Client(server, receive_buffer=4096) as slow:
         body = {"input": "A long sentence that is spoken again. " * 500, "response_format": "pcm"}
         slow.ask("/v1/audio/speech", json.dumps(body).encode(), x_request_id="slow-1")
