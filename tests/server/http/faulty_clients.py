@@ -131,13 +131,23 @@ class Client:
 
     def rest(self) -> tuple[bytes, bool]:
         """What is left of a chunked body, and whether it is whole."""
-        body = bytearray()
+        pieces: list[bytes] = []
+        ended_well = self._each_chunk(pieces.append)
+        return b"".join(pieces), ended_well
+
+    def size_of_rest(self) -> tuple[int, bool]:
+        """Count the bytes that are left of a chunked body, keep none of them, and tell whether the body is whole."""
+        sizes: list[int] = []
+        ended_well = self._each_chunk(lambda piece: sizes.append(len(piece)))
+        return sum(sizes), ended_well
+
+    def _each_chunk(self, take: Callable[[bytes], None]) -> bool:
         try:
             while piece := self.chunk():
-                body += piece
+                take(piece)
         except ConnectionResetError:
-            return bytes(body), False
-        return bytes(body), True
+            return False
+        return True
 
     def answer(self) -> Answer:
         """The next answer, with its body."""
