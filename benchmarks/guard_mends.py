@@ -69,7 +69,7 @@ def spoken(engine: Engine, requests: Sequence[EngineRequest]) -> Iterator[Reques
 def measure(loaded: vivavoce.Vivavoce, count: int, seed: int) -> dict[str, Any]:
     heads, dice, forced = heads_of(loaded), random.Random(seed), Forced()
     models = loaded.engine.models
-    silent, stop = models.config.lm.vocabulary.silent, models.config.lm.vocabulary.eos
+    silent, stop = models.config.lm.vocabulary.silent.ids, models.config.lm.vocabulary.eos
     long = (one.request for _, one in guarded(loaded, seed) if len(one.request.text) >= SHORTEST_IDS)
     requests = list(islice(long, count))
     alarms, ways, runaways = Counter[str](), dict[str, Any](), 0

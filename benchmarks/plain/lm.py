@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vivavoce.engine.lm_stage import heard_places
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES
@@ -70,7 +69,8 @@ def decode(
     rows = prompt_rows(lm, LMPrompt(request.text, conditioning.lm_text, conditioning.lm_prompt_tokens))
     new = rows[None]
     past: Past = []
-    silence = 0
+    silent = models.config.lm.vocabulary.silent
+    silence = silent.run_at_start
     decoded: list[int] = []
     while len(decoded) < most:
         hidden = lm(new, past)
@@ -81,7 +81,7 @@ def decode(
         if token in stop_ids:
             return
         decoded.append(token)
-        heard, silence = heard_places((token,), models.config.lm.vocabulary.silent, silence)
+        heard, silence = silent.spoken((token,), silence)
         if heard:
             yield token
         new = lm.speech_embedding(torch.tensor([[token]], device=rows.device))

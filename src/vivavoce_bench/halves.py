@@ -19,7 +19,7 @@ from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.engine.backends import LM_BACKENDS
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.lm_stage import heard_places, plain_run
+from vivavoce.engine.lm_stage import plain_run
 from vivavoce.engine.request import (
     Conditioning,
     EngineRequest,
@@ -351,7 +351,8 @@ class TensorRTModel:
     def _speech(self, ids: Sequence[int]) -> list[int]:
         """The speech tokens before the first merged id of another kind; long silences are cut as in our engine."""
         said = [one - self._vocabulary.text_size for one in takewhile(self._vocabulary.is_speech, ids)]
-        return [said[place] for place in heard_places(said, self._vocabulary.own.silent, 0)[0]]
+        silent = self._vocabulary.own.silent
+        return [said[place] for place in silent.spoken(said, silent.run_at_start)[0]]
 
     def close(self) -> None:
         self._llm.shutdown()

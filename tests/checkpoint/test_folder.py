@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import vivavoce
-from vivavoce.checkpoint.config import Generation, qwen2_of
+from vivavoce.checkpoint.config import Generation, SilentTokens, qwen2_of
 from vivavoce.checkpoint.folder import detect_generation, fingerprint, read_card
 from vivavoce.checkpoint.official_yaml import read_official_yaml
 from vivavoce.checkpoint.settings import read_config
@@ -467,6 +467,56 @@ def test_a_distilled_flow_takes_its_own_number_of_steps(own_babble, tmp_path):
     card = json.loads((own_babble / "vivavoce.json").read_text())
     (tmp_path / "few" / "vivavoce.json").write_text(json.dumps(card | {"flow_steps": 4}))
     assert read_config(tmp_path / "few", keys).flow.num_steps == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        [1],
+        {},
+        {"tokens": 3},
+        {"tokens": [-1]},
+        {"tokens": [True]},
+        {"tokens": ["3"]},
+        {"tokens": [3], "longest": 1.0},
+        {"tokens": [3], "first": -1},
+        {"tokens": [3], "first": 6},
+        {"tokens": [3], "longest": 2},
+    ],
+)
+def test_silent_tokens_of_a_card_are_ids_and_two_numbers(tmp_path, wrong):
+    (tmp_path / "vivavoce.json").write_text(json.dumps({"silence": wrong}))
+    with pytest.raises(CheckpointError, match=r"silence: expected .*, found .*; correct it, or leave it out"):
+        read_card(tmp_path)
+
+
+def test_a_card_names_the_models_silent_tokens(own_babble, tmp_path):
+    keys = read_tensors(find_part(own_babble, "flow"))
+    assert read_config(own_babble, keys).lm.vocabulary.silent == SilentTokens((), longest=5, first=5)
+    shutil.copytree(own_babble, tmp_path / "quiet")
+    card = json.loads((own_babble / "vivavoce.json").read_text())
+    silence = {"tokens": [3, 4], "longest": 9, "first": 2}
+    (tmp_path / "quiet" / "vivavoce.json").write_text(json.dumps(card | {"silence": silence}))
+    assert read_config(tmp_path / "quiet", keys).lm.vocabulary.silent == SilentTokens((3, 4), longest=9, first=2)
+
+
+@pytest.mark.parametrize(
+    ("ids", "first", "spoken"),
+    [
+        ([0, 0, 0, 7, 0, 0, 0, 0, 8, 0], 3, [0, 0, 0, 7, 0, 0, 0, 8, 0]),
+        ([0, 0, 0, 7, 0, 0, 0, 0, 8, 0], 1, [0, 7, 0, 0, 0, 8, 0]),
+        ([0, 0, 7], 0, [7]),
+        ([7, 0, 0, 0, 0], 0, [7, 0, 0, 0]),
+        ([0, 0, 0, 0], 1, [0]),
+    ],
+)
+def test_silent_tokens_are_dropped_before_the_first_sound_and_when_too_many_follow_one_another(ids, first, spoken):
+    silent = SilentTokens((0, 9), longest=3, first=first)
+    for cut in range(len(ids)):
+        places, run = silent.spoken(ids[:cut], silent.run_at_start)
+        rest, _ = silent.spoken(ids[cut:], run)
+        assert [ids[place] for place in places] + [ids[cut + place] for place in rest] == spoken
 
 
 @pytest.mark.parametrize(

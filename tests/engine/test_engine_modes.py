@@ -145,6 +145,22 @@ def test_long_silences_of_the_third_generation_are_cut(models_v3):
         assert list(handle.result().tokens[0]) == audible([*range(15), *range(16, 31), *range(32, 40)], 1)
 
 
+def test_a_request_begins_with_as_little_silence_as_its_model_allows(models_v3):
+    """Its later segments begin as the model speaks them, because that silence is the pause between two sentences."""
+    silent = replace(models_v3.config.lm.vocabulary.silent, first=1)
+    vocabulary = replace(models_v3.config.lm.vocabulary, silent=silent)
+    config = replace(models_v3.config, lm=replace(models_v3.config.lm, vocabulary=vocabulary))
+    with running(replace(models_v3, config=config), chooser=Hushed()) as engine:
+        one = SegmentRequest(MUTE, text=tuple(range(65, 75)), sampling=SamplingParams(max_ratio=4.0), seed=2)
+        usual = audible(range(40), 2)
+        assert usual[:6] == [*SILENT[:5], 108]
+        for make in (offline, stream):
+            first, later = engine.submit(replace(make(one), segments=(one, one))).result().tokens
+            assert (list(first), list(later)) == ([SILENT[0], *usual[5:]], usual)
+        handle = engine.submit(ask(models_v3, max_tokens=40, ends=(), seed=2))
+        assert [token for piece in handle for token in piece] == [SILENT[0], *usual[5:]]
+
+
 @pytest.mark.parametrize("official", [False, True])
 def test_a_text_that_arrives_behind_a_system_prompt_is_waited_for(models_v3, official):
     """Officially 15 tokens are said before the first words of it are there."""

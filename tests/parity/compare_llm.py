@@ -14,7 +14,6 @@ from tests.parity.check import Check, Skip, close, equal, equal_ids, guarded
 from tests.parity.reference import Arrays, Golden, Reference
 from tests.parity.stages import Forced, Greedy, GreedyWithFill, ids_of, ids_of_pieces
 from tests.v1.conformer_prompt import conformer_rows
-from vivavoce.engine.lm_stage import heard_places
 from vivavoce.engine.lm_stage.slots import Chooser
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
@@ -101,8 +100,8 @@ def _silence(name: str, case: str, settings: dict, golden: Golden, models: Model
     silent, ids = models.config.lm.vocabulary.silent, golden.arrays.ids(f"{case}/input")
     yield equal(f"{name} tokens", sorted(silent), settings["silent_tokens"])
     for cut in (0, len(ids) // 2):  # in one piece and in two
-        first, run = heard_places(ids[:cut], silent, 0)
-        rest, _ = heard_places(ids[cut:], silent, run)
+        first, run = silent.spoken(ids[:cut], silent.run_at_start)
+        rest, _ = silent.spoken(ids[cut:], run)
         heard = [ids[place] for place in (*first, *(cut + place for place in rest))]
         yield equal_ids(f"{name} heard, cut at {cut}", heard, golden.arrays.ids(f"{case}/output"))
 

@@ -9,6 +9,7 @@ yaml has no `mix_ratio`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -20,8 +21,6 @@ from vivavoce.rates import Rates
 MAX_SIZE = 1 << 20
 MAX_ADAPTER_RANK = 256
 MAX_BLOCKS = 256
-MAX_SILENCE = 5
-"""Maximum number of consecutive silent speech tokens (0.2 s); further ones are dropped, as in the official code."""
 
 
 class Generation(str, Enum):
@@ -39,13 +38,41 @@ class FileKey(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SilentTokens:
+    """The ids of a model's silent speech tokens, and how many of them in a row are spoken; the others are dropped.
+
+    longest: the limit in speech, which is 0.2 s in the official code; first: the limit before a request's first sound.
+    """
+
+    ids: tuple[int, ...] = ()
+    longest: int = 5
+    first: int = 5
+
+    @property
+    def run_at_start(self) -> int:
+        """The `run` for `spoken` at the start of a sequence."""
+        return self.longest - self.first
+
+    def spoken(self, ids: Sequence[int], run: int) -> tuple[list[int], int]:
+        """Return the indices of the ids that are spoken, and the new `run`.
+
+        run: number of silent tokens in a row before `ids`, dropped ones included.
+        """
+        places = []
+        for place, one in enumerate(ids):
+            run = run + 1 if one in self.ids else 0
+            if run <= self.longest:
+                places.append(place)
+        return places, run
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """The special ids of the speech language model.
 
     Ids below `num_speech_tokens` are speech tokens; later ids control decoding. `sos` and `task` are rows of the
     control embedding, which is a separate table, or in CosyVoice3 the table of all ids. The logit of
-    `masked_before_minimum` is masked until the minimum length is reached. Runs of `silent` speech tokens are cut to
-    `MAX_SILENCE`.
+    `masked_before_minimum` is masked until the minimum length is reached.
     """
 
     num_speech_tokens: int
@@ -55,7 +82,7 @@ class Vocabulary:
     eos: int
     fill: int
     masked_before_minimum: int
-    silent: tuple[int, ...] = ()
+    silent: SilentTokens = SilentTokens()
 
     @property
     def has_own_controls(self) -> bool:

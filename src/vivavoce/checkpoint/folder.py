@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.config import Generation, SilentTokens
 from vivavoce.errors import CheckpointError, ModelNotFound
 
 YAML_OF = {
@@ -67,6 +67,8 @@ class ModelCard:
     """The guard is on for requests that do not mention it; its false alarms were measured on this model."""
     flow_steps: int | None = None
     """Number of Euler steps, for a flow that was distilled to it; None: ten steps, as in the official code."""
+    silent: SilentTokens | None = None
+    """The model's silent speech tokens; None: those of its generation."""
     voices: Mapping[str, SpeakerCard] = field(default_factory=dict)
     """Built-in voices by name; the first one is the default voice."""
 
@@ -129,8 +131,22 @@ def read_card(folder: Path) -> ModelCard:
         instructions=bool(data.get("instructions", True)),
         guarded=bool(data.get("guarded", False)),
         flow_steps=steps,
+        silent=_silent(data["silence"]) if "silence" in data else None,
         voices={str(name): _speaker(told) for name, told in _mapping(data.get("voices")).items()},
     )
+
+
+def _silent(told: Any) -> SilentTokens:
+    values, official = _mapping(told), SilentTokens()
+    tokens = values.get("tokens")
+    longest, first = (values.get(name, getattr(official, name)) for name in ("longest", "first"))
+    valid = isinstance(tokens, list) and all(type(one) is int and one >= 0 for one in (*tokens, longest, first))
+    if not valid or longest < first:
+        raise CheckpointError(
+            f'{CARD}: silence: expected {{"tokens": [ids], "longest": number, "first": number up to longest}}, found '
+            f"{repr(told)[:60]}; correct it, or leave it out"
+        )
+    return SilentTokens(tuple(values["tokens"]), longest, first)
 
 
 def is_pointer(path: Path) -> bool:

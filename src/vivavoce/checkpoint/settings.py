@@ -27,6 +27,7 @@ from vivavoce.checkpoint.config import (
     MelConfig,
     ModelConfig,
     SamplingDefaults,
+    SilentTokens,
     TokenEncoderConfig,
     UNetConfig,
     Vocabulary,
@@ -64,12 +65,14 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
             f"-sample frames for each of {rates.tokens_per_second} tokens; download the file again"
         )
     llm, mel, remedy = root.section("llm"), root.section("feat_extractor"), "the yaml file"
-    steps = read_card(folder).flow_steps or NUM_EULER_STEPS
-    flow = replace(_FLOWS[generation](root.section("flow"), flow_keys), num_steps=steps)
+    card = read_card(folder)
+    flow = replace(_FLOWS[generation](root.section("flow"), flow_keys), num_steps=card.flow_steps or NUM_EULER_STEPS)
     if generation is Generation.V1:
         lm: LMConfig | ConformerLMConfig = _conformer_lm(llm)
     else:
         lm, remedy = _backbone_lm(folder, llm, generation), f"the yaml file and {BACKBONE}/config.json"
+    if card.silent is not None:
+        lm = replace(lm, vocabulary=replace(lm.vocabulary, silent=card.silent))
     highest = mel.number("fmax", mel.integer("sampling_rate") / 2)
     config = ModelConfig(generation, rates, lm, flow, vocoder, mel.read(MelConfig, fmax_hz=highest))
     for contradiction in _contradictions(config):
@@ -163,7 +166,7 @@ def vocabulary_of(generation: Generation, num_speech_tokens: int) -> Vocabulary:
     # Before the minimum length, the official code masks the first special id, although CosyVoice3's end is the second.
     return Vocabulary(
         size, size + 200, sos=size, task=size + 2, eos=size + 1, fill=size + 3, masked_before_minimum=size,
-        silent=(1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323),
+        silent=SilentTokens((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323)),
     )  # fmt: skip
 
 

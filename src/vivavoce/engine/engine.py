@@ -23,6 +23,7 @@ from typing import Any, Protocol, overload
 
 import torch
 
+from vivavoce.checkpoint.config import SilentTokens
 from vivavoce.engine.adapters import AdapterInfo, Adapters
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for, with_short_chunks
@@ -129,7 +130,7 @@ def assemble(
     *,
     kernels: bool,
     exclusive: bool,
-    silent: tuple[int, ...] = (),
+    silent: SilentTokens = SilentTokens(),
     threads: AbstractContextManager[object] = nullcontext(),
 ) -> tuple[Loop, AdmissionController, Statistics]:
     """Make the loop, admission and statistics for a device's stages, or for simulated stages.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from vivavoce.checkpoint.config import SilentTokens
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue
 from vivavoce.engine.guard import (
@@ -17,7 +18,7 @@ from vivavoce.engine.guard import (
     find_fault,
     run_again,
 )
-from vivavoce.engine.lm_stage import DecodeRun, Sampled, heard_places
+from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.request_state import Phase, SequenceState
 from vivavoce.engine.stages import Fail, LMInterface
 from vivavoce.engine.statistics import Statistics
@@ -29,7 +30,7 @@ from vivavoce.models.lm.text_attention import TextHeads
 class LMRunner:
     """Runs prefills and decode steps on a queue of their own; `fail` is `Loop.fail`.
 
-    silent: ids of silent speech tokens. The model makes too many in a row; the surplus is left out of the audio.
+    silent: the silent speech tokens; those that are too many in a row are left out of the audio.
     """
 
     fail: Fail
@@ -40,7 +41,7 @@ class LMRunner:
         queue: DeviceQueue,
         costs: CostModel,
         statistics: Statistics,
-        silent: tuple[int, ...] = (),
+        silent: SilentTokens = SilentTokens(),
     ) -> None:
         self.stage, self._costs, self._statistics, self._silent = stage, costs, statistics, silent
         self.queue = queue
@@ -69,6 +70,8 @@ class LMRunner:
                 seed = another_seed(segment.seed, sequence.tries) if sequence.tries else segment.seed
                 sequence.slot = self.stage.open(segment.sampling, seed)
                 self._sequences[sequence.slot] = sequence
+                if sequence.place == 0 and not sequence.sampled:
+                    sequence.silence = self._silent.run_at_start
                 if request.timings.started_s is None:
                     request.timings.started_s = now - request.accepted_at
                 if not sequence.tries and (sequence.place == 0 or request.policy is None):
@@ -151,8 +154,8 @@ class LMRunner:
                     ids = ids[:-1]
                 sequence.sampled += len(ids)
                 places: Sequence[int] = range(len(ids))
-                if self._silent:
-                    places, sequence.silence = heard_places(ids, self._silent, sequence.silence)
+                if self._silent.ids:
+                    places, sequence.silence = self._silent.spoken(ids, sequence.silence)
                 if one.attention is not None or sequence.cursor is not None:
                     self._follow(sequence, one, places)
                 sequence.tokens.extend(ids[place] for place in places)
@@ -190,7 +193,7 @@ class LMRunner:
                 self._keep(sequence, max(least, end))
                 self._decoded(sequence)
             return end is not None
-        finding = find_fault(cursor, tokens, text, ended, self._silent)
+        finding = find_fault(cursor, tokens, text, ended, self._silent.ids)
         if finding is None:
             return False
         kept = cut_for(finding, cursor, self.heads.lag, least)

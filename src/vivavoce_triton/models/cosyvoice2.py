@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from vivavoce.checkpoint.folder import BACKBONE, fingerprint, read_card
 from vivavoce.checkpoint.settings import read_config
-from vivavoce.engine.lm_stage import heard_places
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.errors import CheckpointError, Overloaded, StageFailed, VivavoceError
 from vivavoce.frontend.front_end import FrontEnd
@@ -195,11 +194,12 @@ class CosyVoice2Model:
     def _fetch(self, one: DecodedTokens, left: Callable[[], bool]) -> None:
         if one.segment.pause_s:
             return
-        run = 0
+        silent = self._vocabulary.own.silent
+        run = silent.run_at_start
         with closing(self._language_model.tokens(one.segment)) as parts:
             for count, part in enumerate(parts):
                 # Runtimes other than ours do not shorten silences, so it is done here.
-                places, run = heard_places(part, self._vocabulary.own.silent, run)
+                places, run = silent.spoken(part, run)
                 one.add([part[place] for place in places])
                 if count % _LOOK_EVERY == 0:
                     check_present(left)

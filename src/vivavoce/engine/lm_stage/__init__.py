@@ -6,7 +6,7 @@ complete text, and `StreamingPrompt` the successive runs of a text that arrives 
 
 from __future__ import annotations
 
-from vivavoce.engine.lm_stage.slots import DecodeRun, StreamingPrompt, heard_places, plain_run
+from vivavoce.engine.lm_stage.slots import DecodeRun, StreamingPrompt, plain_run
 from vivavoce.engine.lm_stage.stage import LMStage, Sampled
 
-__all__ = ["DecodeRun", "LMStage", "Sampled", "StreamingPrompt", "heard_places", "plain_run"]
+__all__ = ["DecodeRun", "LMStage", "Sampled", "StreamingPrompt", "plain_run"]

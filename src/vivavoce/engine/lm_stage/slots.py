@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.config import MAX_SILENCE, ConformerLMConfig, LMConfig, Vocabulary
+from vivavoce.checkpoint.config import ConformerLMConfig, LMConfig, Vocabulary
 from vivavoce.engine.device import upload
 from vivavoce.engine.request import SamplingParams, SegmentRequest, speech_prompt
 from vivavoce.errors import InvalidRequest
@@ -102,19 +102,6 @@ def plain_run(
     before = 0 if request.guarded is None else unspoken
     watched = range(first + unspoken - before, first + unspoken + len(request.text)) if request.watched else ()
     return DecodeRun(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker, tuple(watched), before)
-
-
-def heard_places(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
-    """The indices of the ids that are spoken, without silent ones beyond `MAX_SILENCE` in a row, and the new `run`.
-
-    run: number of silent tokens in a row before `ids`, spoken or not.
-    """
-    places = []
-    for place, one in enumerate(ids):
-        run = run + 1 if one in silent else 0
-        if run <= MAX_SILENCE:
-            places.append(place)
-    return places, run
 
 
 def adapted_rows(rows: Iterable[tuple[DecodeRun | None, range]], device: torch.device) -> dict[str, Any]:
