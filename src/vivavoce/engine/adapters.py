@@ -28,7 +28,8 @@ _RETRY_S = 2.0
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """A loaded adapter; targets: names of the modules that it changes; size_bytes: size in the model's precision."""
+    """A loaded adapter; targets: names of the modules that it changes; size_bytes: its bytes in the model's
+    precision."""
 
     name: str
     rank: int
@@ -47,7 +48,7 @@ class AdapterStage(Protocol):
 
 
 def check_adapter_name(name: str) -> None:
-    """Refuse a name that cannot stand unchanged in requests, URLs and settings."""
+    """Raise InvalidRequest for a name that requests, URLs or settings cannot contain unchanged."""
     if not NAME.fullmatch(name):
         raise InvalidRequest(
             f"adapter: {name[:80]!r} is not a name; use 1 to 64 letters of ASCII, digits, '-', '_' and '.', a letter "
@@ -73,7 +74,7 @@ class Adapters:
         return tuple(info for _, info in list(self._named.values()))
 
     def find(self, name: str, held: dict[str, LoadedAdapter]) -> LoadedAdapter:
-        """Return the adapter with this name. `held` keeps it, so the request can use it even after `remove`.
+        """Return the adapter with this name. It is stored in `held`, so the request can use it even after `remove`.
 
         Raises AdapterNotFound if no adapter has this name; the message lists the loaded adapters.
         """
@@ -121,7 +122,7 @@ class Adapters:
         return info
 
     def remove(self, name: str) -> None:
-        """Unload an adapter; requests that use it already go on. Raises AdapterNotFound if none has this name."""
+        """Unload an adapter; requests that already use it keep it. Raises AdapterNotFound for an unknown name."""
         with self._changing:
             if self._named.pop(name, None) is None:
                 raise self._unknown(name)

@@ -3,8 +3,8 @@
 A stream that starts late or has gaps is worse than a refused stream, because a refused client can go elsewhere. So a
 stream is admitted only if, by the measured costs, all streams including the new one keep up with their listeners. The
 first stream is always admitted, even on a slow machine, because it slows down no other stream. A machine that can serve
-only a few streams mostly serves one person, who asks for the next sentence while one is spoken. There, streams wait,
-unless the mode is REFUSE. More load never turns a refusal into an admission.
+only a few streams mostly serves one person, who requests a sentence while the sentence before it is spoken. On such a
+machine streams wait, unless the mode is REFUSE. More load never turns a refusal into an admission.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ FIRST_CHUNK_SLACK = 2.0
 """A stream is refused if its first chunk would take more than this many times the target (`first_chunk_s`)."""
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 DURATION_S, PROMPT_S, TEXT_ROWS = 10.0, 5.0, 60
-"""Estimates assume DURATION_S seconds of audio, PROMPT_S seconds of reference, TEXT_ROWS ids of text and transcript."""
+"""Estimates assume streams of DURATION_S s of audio, PROMPT_S s of reference, TEXT_ROWS ids of text and transcript."""
 MAX_ROWS = 32
 """The largest number of chunks in one flow batch."""
 FEW_STREAMS, FEW_WAITING = 8, 8
-"""A machine that keeps up with fewer than FEW_STREAMS streams is slow; FEW_WAITING requests may wait there."""
+"""A machine that keeps up with fewer than FEW_STREAMS streams is slow; FEW_WAITING streams may wait there (AUTO)."""
 RAMP_S = 4.2
-"""Seconds of audio in a stream's first chunks, which grow: each is computed while a shorter chunk is played."""
+"""Seconds of audio before a stream's chunks have full length: each is computed while a shorter chunk is played."""
 
 
 class AdmissionMode(str, Enum):
     """The rule for a stream that may not start now: REFUSE refuses it; QUEUE lets it wait while the queue has a place.
 
     AUTO: on a slow machine streams wait, in a queue with few places; on other machines they are refused. ALL: a stream
-    starts as soon as a slot is free, even if listeners then hear gaps; for tests that need more than real time allows.
+    starts as soon as a slot is free, even if listeners then hear gaps; for tests with more streams than the machine can
+    keep up with.
     """
 
     AUTO = "auto"
@@ -50,9 +51,9 @@ class AdmissionMode(str, Enum):
 class Load:
     """Counts of the engine's requests and slots at one moment.
 
-    streams: started and unfinished streams with a listener; starting: those of them that have not sent any audio yet;
-    offline: unfinished sequences of offline and batch requests; waiting: accepted requests that have not started;
-    slots_free: slots that a stream could take at once.
+    streams: started and unfinished streams with a listener; starting: streams among these that have not sent any audio
+    yet; offline: unfinished sequences of offline and batch requests; waiting: accepted requests that have not started;
+    slots_free: slots that a new stream could take now.
     """
 
     streams: int
@@ -67,8 +68,8 @@ class Load:
 class AdmissionLimits:
     """The operator's limits for admission.
 
-    admission: the `AdmissionMode`; max_waiting: the largest number of waiting requests; max_wait_s: the longest wait in
-    seconds on a server with AUTO; first_chunk_s: the target for the seconds until a stream's first chunk; headroom: the
+    admission: the `AdmissionMode`; max_waiting: the largest number of waiting requests; max_wait_s: seconds that a
+    server with AUTO lets a stream wait; first_chunk_s: the target in seconds for a stream's first chunk; headroom: the
     largest share of real time that all streams together may use.
     """
 
@@ -92,7 +93,7 @@ class AdmissionLimits:
 
 
 class AdmissionController:
-    """Counts requests and decides about the next one; shared by all threads that submit.
+    """Counts requests, and decides whether another request is accepted and may start; all threads share it.
 
     policy: every estimate assumes that streams use this chunk policy.
     """
@@ -118,7 +119,7 @@ class AdmissionController:
             if request is None or request.asked:
                 load = self.load()
                 if streaming and not self.may_wait:
-                    # Streams that were admitted but that the loop has not seen yet count as running.
+                    # Admitted streams that the loop has not started yet count as running.
                     coming = sum(other.live for other in self._waiting)
                     streams, starting = load.streams + coming, load.starting + coming
                     load = replace(load, streams=streams, starting=starting, slots_free=load.slots_free - coming)
@@ -129,11 +130,11 @@ class AdmissionController:
                 self._waiting.add(request)
 
     def may_start(self, request: RequestState, now: float) -> bool:
-        """Whether a waiting request may begin at `now`, on the engine's clock; if so, it is counted as running."""
+        """Return whether a waiting request may start at `now`, on the engine's clock; if so, count it as running."""
         with self._lock:
             load = self.load()
             if not request.live:
-                # If more offline sequences than slots ran, none would end sooner, and every plan would take longer.
+                # More offline sequences than slots would not end sooner, but would slow each plan down.
                 allowed = load.offline < self._slots
             else:
                 allowed = not request.asked or (
@@ -147,7 +148,7 @@ class AdmissionController:
     def left(self, number: int) -> None:
         """Stop counting the request with this id, because its listener has left.
 
-        The loop takes messages in order, so it frees the slots of this request before it begins any later one.
+        The loop takes messages in order, so it frees the slots of this request before it starts any later request.
         """
         with self._lock:
             for counted in (self._waiting, self._running):
@@ -167,12 +168,12 @@ class AdmissionController:
                 starting=sum(request.sounding_since is None for request in streams),
                 offline=sum(one.phase is not Phase.DECODED or not one.finished for one in offline),
                 waiting=len(self._waiting),
-                slots_free=self._slots - len(streams),  # offline work gives way: it never takes the last slots
+                slots_free=self._slots - len(streams),  # offline work never takes the last slots
                 slots_total=self._slots,
             )
 
     def refusal(self, load: Load, streaming: bool) -> Overloaded | None:
-        """The reason to refuse one more request; None: the request is taken, though it may have to wait for its start.
+        """Return the error that refuses one more request; None if it is accepted, though its start may have to wait.
 
         `retry_after_s` estimates when a running sequence ends, or when the starting streams have their first chunks.
         """
@@ -203,10 +204,10 @@ class AdmissionController:
         return self.share_of_real_time(FEW_STREAMS) > self._limits.headroom
 
     def _can_spare_time(self, request: RequestState, now: float) -> bool:
-        """Whether all listeners have enough audio buffered for the first chunks of this stream, too.
+        """Return whether all listeners have enough audio to play while the first chunks of this stream are computed.
 
-        The share of real time tells only that streams keep up once they run. A slow machine computes only the new
-        stream until its listener has a buffer; meanwhile the other listeners play the audio that they have.
+        `share_of_real_time` tells only whether streams keep up once all of them run. A slow machine computes only the
+        new stream until its listener has a buffer; meanwhile the other listeners play the audio that they have.
         """
         others = [one for one in self._running if one.live]
         if not others or self._limits.admission in (AdmissionMode.ALL, AdmissionMode.REFUSE) or not self._slow:
@@ -214,14 +215,14 @@ class AdmissionController:
         running = [one for one in others if not one.awaits_more(now)]
         chunks_s = self.share_of_real_time(len(running)) * self._hop / self._rates.tokens_per_second
         ramp_s = RAMP_S
-        if request.complete:  # a short text has less audio than that
+        if request.complete:  # a short text has less audio than RAMP_S
             most = sum(max(one.most_tokens, one.produced) for one in request.arrived)
             ramp_s = min(ramp_s, most / self._rates.tokens_per_second)
         until = now + self.first_chunk_s(1, 1) + self.share_of_real_time(1) * ramp_s + chunks_s
         return all(one.sounding_since is not None and one.dry_at >= until for one in running)
 
     def admission_blocker(self, load: Load) -> Overloaded | None:
-        """The reason why one more stream may not start at once, in any mode; None: it may."""
+        """Return the error that says why one more stream may not start now, whatever the mode; None if it may."""
         streams, headroom = load.streams + 1, self._limits.headroom
         if load.slots_free <= 0:
             return _overloaded(f"slots: all {load.slots_total} are taken", DURATION_S / (streams + load.offline))
@@ -239,12 +240,13 @@ class AdmissionController:
         return None
 
     def capacity(self) -> int:
-        """Number of equal streams that fit the headroom and the slots; at least 1, as the first is always let in."""
+        """Return how many equal streams fit the headroom and the slots; at least 1, as a lone stream always may
+        start."""
         fitting = range(2, self._slots + 1)  # the share of real time never falls with more streams
         return 1 + bisect_right(fitting, self._limits.headroom, key=self.share_of_real_time)
 
     def share_of_real_time(self, streams: int) -> float:
-        """Seconds of work per second of audio for `streams` equal streams that are batched together.
+        """Return the seconds of work per second of audio for `streams` equal streams that are batched together.
 
         The times of language model, flow and vocoder are added, although a GPU works on two queues (language model;
         flow and vocoder) at the same time: one thread launches the work of both queues, and is the bottleneck.
@@ -256,10 +258,10 @@ class AdmissionController:
         return streams / DURATION_S * prefill_s + self._rates.tokens_per_second * tokens_s
 
     def first_chunk_s(self, streams: int, starting: int) -> float:
-        """Seconds until `starting` new streams, accepted together, all have their first chunk; streams: all streams.
+        """Return the seconds until all `starting` new streams have their first chunk; streams: old and new streams.
 
-        Prefills run one by one, then all streams share decode steps, then flow and vocoder run once. Chunks of streams
-        that sound already are left out, because their listeners still have audio to play.
+        It assumes that prefills run one by one, that all streams then share decode steps, and that flow and vocoder run
+        once. Chunks of streams that have sent audio are left out, because their listeners still have audio to play.
         """
         if starting == 0:
             return 0.0
@@ -286,6 +288,6 @@ class AdmissionController:
 
 
 def _overloaded(figures: str, retry_after_s: float) -> Overloaded:
-    """Make the error. Its message tells the client when to try again; `figures` goes only to the log."""
+    """Make the error of a refusal. Its message tells the client when to try again; `figures` goes only to the log."""
     seconds = min(max(retry_after_s, MIN_RETRY_S), MAX_RETRY_S)
     return Overloaded(f"server: it is busy with other requests; try again in {seconds:.0f} s", seconds, figures)

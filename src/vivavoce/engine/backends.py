@@ -13,12 +13,12 @@ LM_BACKENDS = ("torch", "vllm", "trtllm")
 FLOW_BACKENDS = ("torch", "tensorrt", "onnx", "jit", "aoti")
 """Runtimes of the flow's velocity estimator; torch: the engine's own PyTorch stage."""
 BACKEND_SETTINGS = ("lm_backend", "flow_backend", "trt_concurrent", "tp", "pp", "trust_model_code")
-"""Names of the fields of `EngineSettings` about backends; flags and parameters have the same names."""
+"""Fields of `EngineSettings` that choose backends; command-line flags and API parameters have the same names."""
 MOST_CONTEXTS, MOST_PARTS = 64, 64
 
 
 def backend_problems(given: Any) -> Iterator[str]:
-    """One message for each backend setting that is unknown or contradicts another; it begins with the setting's name.
+    """Yield a message, beginning with the setting's name, for each backend setting that is unknown or contradictory.
 
     given: any object with the fields `BACKEND_SETTINGS` and `deterministic`, such as `EngineSettings`.
     """

@@ -1,6 +1,6 @@
 """The chunk policy: how a stream's speech tokens are cut into chunks. It is an immutable value of the request.
 
-A chunk's hop is its number of speech tokens. A chunk is made once hop + lookahead tokens follow those already spoken.
+A chunk's hop is its number of speech tokens. A chunk is made once hop + lookahead tokens after the last chunk exist.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.errors import InvalidRequest, check_kind
 
 LOOKAHEAD = 3
-"""Speech tokens after the end of a chunk that CosyVoice2's flow also reads, as in its training."""
+"""Number of speech tokens after a chunk's end that CosyVoice2's flow also reads, as in its training."""
 OVERLAP = 20
 """The number of speech tokens at the end of a CosyVoice 1 chunk that the next chunk computes again."""
 LEAST_HOP, GREATEST_HOP = 4, 1000
@@ -44,7 +44,7 @@ class AttentionMode(Enum):
     GRID = "grid"
     """Frames attend to all keys up to the end of their chunk in a fixed grid; for other chunks of official streams."""
     BLOCKS = "blocks"
-    """Frames attend to all keys up to the end of their block. Earlier results stay valid, so chunks reuse them."""
+    """Frames attend to all keys up to the end of their block. Later chunks reuse all earlier results."""
 
 
 class Schedule(str, Enum):
@@ -68,7 +68,9 @@ _OVERLAPPING = (Schedule.OFFICIAL, 100, 1, 100, OVERLAP)
 
 @dataclass(frozen=True)
 class ChunkPolicy:
-    """A schedule with its numbers. Make it with the class methods, which take the numbers that each schedule uses."""
+    """A schedule with its numbers. Make it with the class methods, which take the numbers that each schedule uses.
+
+    growth: the factor from one hop to the next; lookahead: number of speech tokens that a chunk needs after its end."""
 
     schedule: Schedule
     first_hop: int
@@ -104,36 +106,36 @@ class ChunkPolicy:
 
     @classmethod
     def official(cls, *, first_hop: int = 25, growth: int = 2, max_hop: int = 100) -> ChunkPolicy:
-        """The official schedule with the official joins."""
+        """Make the official policy: the official schedule with official joins."""
         return cls(Schedule.OFFICIAL, first_hop, growth, max_hop)
 
     @classmethod
     def overlapping(cls) -> ChunkPolicy:
-        """The official schedule of CosyVoice 1: 100 tokens for each chunk, made once the 20 tokens after it exist."""
+        """Make CosyVoice 1's official policy: chunks of 100 tokens, each made once the 20 tokens after it exist."""
         return cls(*_OVERLAPPING)
 
     @classmethod
     def low_latency(
         cls, *, first_hop: int = 15, growth: int = 2, max_hop: int = 50, lookahead: int = LOOKAHEAD
     ) -> ChunkPolicy:
-        """The default of streams. Its hops depend on neither time nor load."""
+        """Make the default policy of streams. Its hops depend on neither time nor load."""
         return cls(Schedule.LOW_LATENCY, first_hop, growth, max_hop, lookahead)
 
     @classmethod
     def equal(cls, *, hop: int = 25, lookahead: int = LOOKAHEAD) -> ChunkPolicy:
-        """Every chunk has the same hop."""
+        """Make a policy with the same hop for every chunk."""
         return cls(Schedule.EQUAL, hop, 1, hop, lookahead)
 
     @classmethod
     def exponential(
         cls, *, first_hop: int = 15, growth: int = 2, max_hop: int = GREATEST_HOP, lookahead: int = LOOKAHEAD
     ) -> ChunkPolicy:
-        """Chunks that grow by the factor `growth`, so there are few of them."""
+        """Make a policy with hops that grow by the factor `growth`, so that a stream has few chunks."""
         return cls(Schedule.EXPONENTIAL, first_hop, growth, max_hop, lookahead)
 
     @classmethod
     def time_based(cls, *, first_hop: int = 15, max_hop: int = GREATEST_HOP, lookahead: int = LOOKAHEAD) -> ChunkPolicy:
-        """Each chunk is a multiple of `first_hop`, chosen by the seconds of audio that the listener still has."""
+        """Make a policy with multiples of `first_hop`, chosen by the seconds of audio that the listener still has."""
         return cls(Schedule.TIME_BASED, first_hop, 1, max_hop, lookahead)
 
     @classmethod
@@ -160,11 +162,11 @@ class ChunkPolicy:
     def next_hop(
         self, chunks: int, spoken: int, pending: int, prompt_tokens: int, elapsed_s: float, tokens_per_second: int = 25
     ) -> int:
-        """Number of speech tokens in the next chunk: 1 … `max_hop`. The official schedule makes the first chunk up to
-        `first_hop` − 1 tokens longer, so that prompt and chunk together are a multiple of the hop.
+        """Return the number of speech tokens in the next chunk: 1 … `max_hop`. The official schedule makes the first
+        chunk up to `first_hop` − 1 tokens longer, so that prompt and chunk together are a multiple of the hop.
 
         chunks: chunks cut so far; spoken: tokens in these chunks; pending: decoded tokens that are in no chunk yet;
-        prompt_tokens: the voice's speech tokens in the flow; elapsed_s: seconds since the request was accepted.
+        prompt_tokens: number of speech tokens in the flow's prompt; elapsed_s: seconds since the request was accepted.
         """
         if self.schedule is Schedule.TIME_BASED:
             # The seconds by which the audio is ahead of the clock are compared with 2 and 4 times a chunk's mean time,
@@ -179,7 +181,7 @@ class ChunkPolicy:
         if self.schedule is Schedule.OFFICIAL:
             alignment = -prompt_tokens % hop if steps == 0 and not self.overlaps else 0
         else:
-            # A low_latency stream's second chunk is as short as its first; a longer one would come too late.
+            # A low_latency stream's second chunk is as short as its first; a longer chunk would come too late.
             later = 2 if self.schedule is Schedule.LOW_LATENCY else 1
             if steps < later or self.schedule is Schedule.EQUAL:
                 return hop
@@ -192,7 +194,8 @@ _OF_STREAMS = ChunkPolicy.low_latency()
 
 def with_short_chunks(policy: ChunkPolicy, frames: int, frames_per_token: int) -> ChunkPolicy:
     """Shorten the default policy's first chunks to `frames` mel frames, for which the flow has a faster kernel; 0 means
-    no such kernel. A first chunk also computes the prompt's last tokens, whose lookahead is the stream's first speech.
+    no such kernel. The first chunk also computes the prompt's last tokens, which look ahead at the stream's first
+    tokens.
     """
     if policy != _OF_STREAMS or not frames:
         return policy
@@ -200,8 +203,8 @@ def with_short_chunks(policy: ChunkPolicy, frames: int, frames_per_token: int) -
 
 
 def policy_for(generation: Generation, policy: ChunkPolicy | None) -> ChunkPolicy:
-    """The policy for a model's stream; None gives the generation's default. CosyVoice 1's flow works only with its own
-    official chunks, which differ from the official chunks of later generations.
+    """Return the policy for streams of a generation: its default if `policy` is None. CosyVoice 1's flow works only
+    with its own official chunks, which differ from the official chunks of later generations.
 
     Raises:
         InvalidRequest: this generation cannot follow the policy.

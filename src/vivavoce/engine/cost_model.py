@@ -1,10 +1,10 @@
-"""Predicts a batch's time in seconds from its stage and size, and learns while the engine runs.
+"""Predicts the seconds of a batch from its stage and size, and learns while the engine runs.
 
 A batch takes fixed + per_row · rows + per_frame · frames + per_pair · pairs seconds; no coefficient is negative. Each
 stage has a Kalman filter, which estimates coefficients that drift slowly; its measurement noise is a share of the time.
 The prior gives the ratio of the terms, and the first observations give the scale. An observation's error is clipped at
-a few standard deviations; the limit doubles with each further error in the same direction. A negative estimate is set
-to 0 and the others move along their correlation with it, so predictions always grow with the batch.
+a few standard deviations; the limit doubles with each further error in the same direction. A negative coefficient is
+set to 0, and the other coefficients move along their correlation with it, so predictions always grow with the batch.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class ShortBatches(NamedTuple):
 class BatchSize(NamedTuple):
     """The size of one batch, padding included.
 
-    rows: slots, prompts or chunks, at least 1; frames: new positions of all rows together, 0 for a decode step, where
-    each row has one; past: earlier positions that the rows attend to, summed over the rows.
+    rows: slots, prompts or chunks, at least 1; frames: new positions of all rows together, 0 for a decode step, in
+    which each row has one new position; past: earlier positions that the rows attend to, summed over the rows.
     """
 
     rows: int
@@ -103,8 +103,8 @@ class CostSnapshot:
 
 
 Priors = dict[Stage, Coefficients]
-"""Each stage's assumed costs before its first batch; only the ratio of the terms matters, the scale is learnt. Without
-an entry, `SHORT_FLOW` begins with the costs of `FLOW`."""
+"""Each stage's assumed costs before its first batch; only the ratio of the terms matters, because the scale is learnt.
+A stage without an entry begins with the costs of `FLOW`."""
 GPU_PRIORS: Priors = {
     Stage.PREFILL: Coefficients(2e-3, 5e-5, 1e-6, 2e-9),
     Stage.DECODE: Coefficients(1e-3, 6e-6, 0.0, 6e-9),
@@ -154,7 +154,7 @@ class CostModel:
         learnt.predictions = {}
 
     def predict(self, stage: Stage, size: BatchSize) -> float:
-        """Seconds that a batch of this size will take; ≥ 0, and never less for more rows or longer rows."""
+        """Return the seconds that a batch of this size will take; ≥ 0, and never less for more rows or longer rows."""
         predictions = self._stages[stage].predictions
         seconds = predictions.get(size)
         if seconds is None:

@@ -32,9 +32,9 @@ Launch = Callable[[], None]
 MOST_ROWS, LEAST_ROWS = 256, 8
 """Most and least rows of a common batch size (`BatchSizes`)."""
 BLOCK = 64
-"""A batch beyond the largest common size has its number of positions rounded up to a multiple of this."""
+"""The positions of a batch beyond the largest common size are rounded up to a multiple of this number."""
 DEPTH = 2
-"""Pieces of work queued ahead on a CUDA device: more hide the host's time, fewer let urgent work start sooner."""
+"""Pieces of work queued ahead on a CUDA device: with more it idles less, with fewer urgent work starts sooner."""
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class QueueEvent:
     at: float
 
     def reached(self, wait: bool = False) -> bool:
-        """Whether the device has finished the work queued before the event; wait: block until then."""
+        """Return whether the device has finished the work queued before the event; wait: block until it has."""
         return True
 
     def seconds_until(self, end: QueueEvent) -> float:
@@ -55,7 +55,7 @@ class QueueEvent:
 
 
 class CudaEvent(QueueEvent):
-    """A point in a CUDA stream. Its event returns to `spare` for reuse, because timing events are slow to create."""
+    """A point in a CUDA stream. When it is deleted, its event returns to `spare`: timing events are slow to create."""
 
     def __init__(self, event: torch.cuda.Event, spare: list[torch.cuda.Event]) -> None:
         super().__init__(0.0)
@@ -81,7 +81,7 @@ class DeviceQueue:
 
     Args:
         device: on CUDA the queue has its own stream; on another device a launch is done when it returns.
-        urgent: the device prefers this queue's work to that of other queues.
+        urgent: the device prefers this queue's work to the work of other queues.
         clock: returns the host's time in seconds.
     """
 
@@ -110,16 +110,16 @@ class DeviceQueue:
 
     @property
     def due_at(self) -> float:
-        """The estimated end of the oldest unfinished piece of work, on the host's clock; ∞ if there is none."""
+        """The estimated end of the oldest unfinished piece of work, on the host's clock; ∞ if all work is finished."""
         return self._oldest_at + self._usual_s if self._spans else inf
 
     def entered(self) -> AbstractContextManager[object]:
-        """The context in which the queue's tensors are made and read; work in it is not timed."""
+        """Return the context in which the queue's tensors are made and read; work in it is not timed."""
         self._last = None
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> QueueEvent:
-        """Record a point after everything that was launched so far."""
+        """Return an event that is reached after all work that was launched so far."""
         if self._stream is None:
             return QueueEvent(self.clock())
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
@@ -128,7 +128,7 @@ class DeviceQueue:
 
     def launch(self, work: Callable[[], T], on_done: Callable[[float], None]) -> T:
         """Launch a piece of work; once it is done, `settle` calls `on_done` with its seconds."""
-        # A piece that is launched while another runs starts where the other ends.
+        # Work that is launched while earlier work runs starts when the earlier work ends.
         start = self.mark() if self._last is None or self._last.reached() else self._last
         with self.entered():
             made = work()
@@ -151,7 +151,7 @@ class DeviceQueue:
 
 
 def fitting(sizes: Sequence[int], count: int) -> int | None:
-    """The smallest of the ascending `sizes` that is at least `count`; None: all sizes are smaller."""
+    """Return the smallest of the ascending `sizes` that is at least `count`; None if all sizes are smaller."""
     return next((size for size in sizes if size >= count), None)
 
 
@@ -160,19 +160,19 @@ def rounded(size: int, to: int) -> int:
 
 
 def sizes_within(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The ascending `sizes` up to `most`, and always the smallest size; None: all sizes."""
+    """Return the ascending `sizes` up to `most`, and always the smallest size; if `most` is None, all sizes."""
     return tuple(size for size in sizes if most is None or size <= max(most, sizes[0]))
 
 
 def sizes_for(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The ascending `sizes` to which counts from 1 to `most` can be rounded up; None: all sizes."""
+    """Return the ascending `sizes` to which counts from 1 to `most` can be rounded up; if `most` is None, all sizes."""
     smaller = (0, *sizes)
     return tuple(size for size, before in zip(sizes, smaller, strict=False) if most is None or before < most)
 
 
 def in_order_of_recording(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The largest size, then `sizes_for` in descending order. If the graph of the largest size is recorded first, the
-    intermediate tensors of all other graphs fit into its memory, whenever these are recorded.
+    """Return the largest size, then `sizes_for` in descending order. If the largest size's graph is recorded first, the
+    intermediate tensors of all other graphs fit into its memory, even if they are recorded much later.
     """
     return tuple(dict.fromkeys((sizes[-1], *reversed(sizes_for(sizes, most)))))
 
@@ -195,14 +195,14 @@ class BatchSizes:
     per_row: int
 
     def within(self, most: int | None) -> BatchSizes:
-        """The sizes up to `most` positions, and always the smallest size; None: all sizes."""
+        """Return the sizes up to `most` positions, and always the smallest size; if `most` is None, all sizes."""
         return BatchSizes(sizes_within(self.positions, most), self.per_row)
 
     def common(self, positions: int, paged: bool) -> Bucket:
         return Bucket(positions, min(max(positions // self.per_row, LEAST_ROWS), MOST_ROWS), paged)
 
     def bucket(self, positions: int, rows: int, paged: bool) -> Bucket:
-        """The smallest common size with room for this batch; for a larger batch, the batch's own size rounded up."""
+        """Return the smallest common size with room for this batch; for a larger batch, its own size rounded up."""
         for size in self.positions:
             common = self.common(size, paged)
             if positions <= size and rows <= common.rows:
@@ -210,7 +210,7 @@ class BatchSizes:
         return Bucket(rounded(positions, BLOCK), rounded(rows, LEAST_ROWS), paged)
 
     def is_common(self, bucket: Bucket) -> bool:
-        """Whether this is a common size, which many batches share."""
+        """Return whether this is a common size, which many batches share."""
         common = self.common(bucket.positions, bucket.paged)
         return bucket.positions in self.positions and bucket == replace(common, short=bucket.short)
 
@@ -222,7 +222,7 @@ FRAME_SIZES = BatchSizes(
 )
 """Batch sizes, in mel frames, for which graphs of the flow's estimator are recorded."""
 SHORT_BATCHES = ShortBatches(SHORT_FRAMES, SHORT_ROWS)
-"""Limits of short batches in a flow that has the kernels for them."""
+"""Limits of short batches in a flow that has kernels for short batches."""
 
 
 class Graphs:
@@ -257,14 +257,14 @@ class Graphs:
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device; for CUDA from pinned memory, asynchronously."""
+    """Return a copy on the device; to CUDA it is copied asynchronously, from pinned memory."""
     if device.type == "cuda":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 
 
 def upload(arrays: Sequence[NDArray[Any]], device: torch.device, dtype: torch.dtype = torch.int64) -> list[Tensor]:
-    """Copy the arrays to the device in one asynchronous copy, as integers of type `dtype`."""
+    """Return the arrays on the device, as integers of type `dtype`; they are sent in one asynchronous copy."""
     sizes = [array.size for array in arrays]
     staged = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
     np.concatenate([array.ravel() for array in arrays], out=staged.numpy(), casting="same_kind")
@@ -273,7 +273,7 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device, dtype: torch.dt
 
 
 def copy_into(target: Tensor, values: Tensor) -> None:
-    """Overwrite a tensor in place; like `to_device`, without waiting for the device."""
+    """Overwrite `target` with `values`; like `to_device`, do not wait for the device."""
     target.copy_(values.pin_memory() if target.device.type == "cuda" else values, non_blocking=True)
 
 
@@ -281,9 +281,9 @@ class HostThreads:
     """The threads that compute on a host without a GPU: the engine's own thread, and a helper that shares its work.
 
     torch's own threads wait for one another in a busy loop at every operation. While other processes are busy, each
-    wait lasts until the processor is free again, and a short sentence took 15 s and more. So on two processors each of
-    the two threads computes alone, and they meet some forty times in a sentence instead of fifty thousand times. With
-    more processors each of the two has half of torch's threads.
+    wait lasts until the processor is free again: a short sentence took 15 s and more. So on two processors each of our
+    two threads computes alone, and they wait for each other about 40 times in a sentence instead of 50,000 times. With
+    more processors each of our two threads has half of torch's threads.
 
     Within its context the object is a `PairRunner` (`vivavoce.models.layers`); leaving the context ends the helper.
 
@@ -323,9 +323,9 @@ _frozen_by: set[int] = set()
 class GcFreeze:
     """Keeps garbage collections from visiting long-lived objects, until every engine that asked for it has ended.
 
-    A full collection visits every object of the process while no Python runs: 0.2 s for the 320,000 objects of torch
-    and an engine, again and again, and every stream waits. A warm engine's objects live as long as it serves, so they
-    are frozen; collections then visit only what requests have left, and take next to no time.
+    A full collection stops all Python code, and so every stream, while it visits each object of the process: 0.2 s for
+    the 320,000 objects of torch and an engine. The objects of a warm engine stay until it is closed, so they are
+    frozen: collections then visit only newer objects, and take very little time.
     """
 
     def begin(self) -> None:
@@ -351,9 +351,9 @@ _SOFT = 1
 def release_idle_team() -> None:
     """Free the calling thread's OpenMP threads; without GNU OpenMP do nothing.
 
-    torch's CPU operations run in teams of OpenMP threads, and every Python thread that ever ran one keeps its team.
-    GNU's library counts the threads of all teams. If they outnumber the processors, they sleep instead of waiting
-    actively, and waking them slows each of the thousand short operations of a decode step: beside one idle caller an
+    torch's CPU operations run in teams of OpenMP threads, and every Python thread that ran such an operation keeps its
+    team. GNU's library counts the threads of all teams. If they outnumber the processors, they sleep instead of waiting
+    actively, and waking them slows each of the thousand short operations of a decode step: with one idle caller an
     engine was half as fast. So callers free their teams when they submit work; their next operation makes a new team.
     """
     pause = _omp_pause()
