@@ -82,7 +82,7 @@ def build_stages(
     both: PairRunner | None = None,
     given: Stages = Stages(),
 ) -> Stages:
-    """Return the stages in `given`, and make missing ones for models with weights. Arguments are as for `Engine`.
+    """Return the stages in `given`, and new stages for other networks that have weights. Arguments are as for `Engine`.
 
     both: as for `FlowStage`.
 
@@ -102,7 +102,7 @@ def build_stages(
             elif lm is None and has_language_model(models):
                 room: dict[str, int] = {}
                 if settings.adapter_places:
-                    adapter_bytes(models, settings)  # raises InvalidRequest if the model cannot have adapters
+                    adapter_bytes(models, settings)  # raises UnsupportedModel if the model cannot have adapters
                     room = {"adapters": settings.adapter_places, "adapter_rank": settings.max_adapter_rank}
                 sizes = {"slots": memory.slots, "capacity": memory.capacity, **room}
                 lm = builders.lm(models, chooser=chooser, **sizes, **ways)
@@ -141,7 +141,7 @@ def assemble(
     statistics, limits = Statistics(), settings.limits.within(memory.batch_frames)
     admission = AdmissionController(costs, settings, rates, memory.slots, policy)
     lm, flow, vocoder = stages.lm, stages.flow, stages.vocoder
-    if flow is None:  # without audio there are no streams to spare slots for
+    if flow is None:  # without audio there are no streams to leave slots for
         limits = replace(limits, spare_slots=0.0)
     synthesis, padded, own_pace = None, not kernels, lm is not None and lm.self_paced
     if flow is not None and vocoder is not None:
@@ -189,10 +189,10 @@ class Engine:
         settings: slots, memory, admission.
         official: end decoding by the official code's rules; for parity, together with the `official` chunk policy.
         chooser: replaces repetition-aware sampling.
-        source_noise: whether the vocoder's source adds noise; without it the audio depends only on the tokens.
-        costs: predicts the seconds of batches; None: a new model that learns them.
-        stages: used instead of stages that run `models`.
-        exclusive: all stages take turns on one processor, row by row where that is as fast; None: True except on CUDA.
+        source_noise: whether the vocoder's source adds noise; without noise the audio depends only on the tokens.
+        costs: predicts the seconds of batches; None: a new `CostModel`.
+        stages: stages to use instead of new stages that run `models`.
+        exclusive: whether all stages take turns on one processor; None: True except on CUDA.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Engine:
 
         Raises:
             InvalidRequest: the request does not fit the model, or needs a network that the engine lacks.
-            Overloaded: running streams would run dry, or too many requests wait; the error tells when to retry.
+            Overloaded: running streams would have gaps, or too many requests wait; the error tells when to retry.
             EngineStopped: the engine was closed or has failed.
         """
         self._loop.start()
@@ -323,7 +323,7 @@ class Engine:
 
     @property
     def text_heads(self) -> TextHeads | None:
-        """The attention heads that show where the voice is in the text; None: such heads are not known."""
+        """The attention heads that show where the voice is in the text; None if no such heads are known."""
         return self._heads
 
     @property
@@ -361,23 +361,23 @@ class Engine:
         Raises:
             InvalidRequest: the folder cannot be read or does not fit the model, the name is taken, or
                 `EngineSettings.max_adapters` are loaded already.
-            Overloaded: a removed adapter still occupies the place that the new one needs.
+            Overloaded: a removed adapter still occupies the place that the new adapter needs.
         """
         return self._adapters.load(name, Path(folder), self._in_loop_queue)
 
     def check_adapter(self, name: str) -> None:
-        """Raise AdapterNotFound if no adapter of that name is loaded."""
+        """Raise AdapterNotFound if no adapter with this name is loaded."""
         self._adapters.find(name, {})
 
     def remove_adapter(self, name: str) -> None:
-        """Unload an adapter for new requests; running ones keep it. Raises AdapterNotFound if it is not loaded."""
+        """Unload an adapter; requests that already use it keep it. Raises AdapterNotFound if it is not loaded."""
         self._adapters.remove(name)
 
     def _in_loop_queue(self, work: Callable[[], Any]) -> Any:
         return self._in_loop(partial(self._loop.in_lm_queue, work))
 
     def find_heads(self, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> TextHeads | None:
-        """Speak some texts, and return the attention heads that follow them; None: no head does. `watch` applies them.
+        """Speak some texts, and return the attention heads that follow the voice, or None. `watch` puts heads to use.
 
         texts: for each text its ids, and the index of the first id of each word.
         """
@@ -405,11 +405,11 @@ class Engine:
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
         """Record the stages' CUDA graphs, then speak meaningless text to measure the costs of batches: one stream, then
-        2, 4, 8 … at once, for about `seconds` in all. Until the engine is closed, garbage collection then skips the
-        objects that exist, because its pauses would interrupt streams. A language model alone is not measured.
+        2, 4, 8 … at once, for about `seconds` in all. From then on, until the engine is closed, garbage collection
+        skips the existing objects, because its pauses would interrupt streams. A language model alone is not measured.
 
-        streams: record only the graphs for this many low_latency streams, others at their first use; None: all.
-        InvalidRequest: streams is below 1, or seconds below 0.
+        streams: record only the graphs for this many low_latency streams, other graphs at their first use; None: all
+        graphs. InvalidRequest: streams is below 1, or seconds below 0.
         """
         check_number("seconds", seconds, 0, math.inf)
         check_number("streams", streams, 1, math.inf, whole=True)
@@ -477,7 +477,7 @@ _WARMUP_PROMPT, _WARMUP_TOKENS = 100, 75
 
 
 def _warmup_stream(models: Models | LanguageModel, seed: int, from_text: bool) -> EngineRequest:
-    """A stream of three meaningless seconds in a random voice; from_text: the language model makes its tokens."""
+    """Return a request for meaningless speech of 3 s in a random voice; from_text: the language model makes tokens."""
     assert isinstance(models, Models)
     generator, config = torch.Generator().manual_seed(seed), models.config
     tokens = torch.randint(config.flow.num_tokens, (_WARMUP_PROMPT,), generator=generator)

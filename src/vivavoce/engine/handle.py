@@ -1,4 +1,4 @@
-"""The handle of a request: its listener takes audio or tokens as they are made, cancels, or sends more text."""
+"""The handle of a request: through it the listener takes audio or tokens, cancels, or sends more text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass
 class RequestTimings:
-    """Times of one request in seconds; None: the event did not happen.
+    """Times of one request in seconds; None: the event has not happened.
 
     started_s, first_token_s, first_chunk_s, finished_s: seconds after the request was accepted; lm_s, flow_s,
     vocoder_s: the request's share of the stages' work (a batch's time divided by its rows); underruns: number of chunks
@@ -48,9 +48,10 @@ class RequestResult:
     the language model was stopped at its limit of speech tokens instead of ending by itself (always False if an exact
     number of tokens was asked for, if the tokens were given, or if text arrives token by token, where the limit is an
     error); samples: all samples, [n] float32; segment_samples: number of samples of each segment; reached:
-    `AudioChunk.reached` of each whole segment (only `RequestHandle.result` sets samples and these two); attended: for
-    each text token of a watched segment the sum of its attention, in speech tokens, None if it was not followed;
-    faults: each fault that the guard found, and whether it was mended before the listener could hear it.
+    `AudioChunk.reached` of each whole segment (only `RequestHandle.result` sets samples, segment_samples and reached);
+    attended: for each segment, the attention to each of its text tokens, summed over the speech tokens, None for a
+    segment that was not followed; faults: each fault that the guard found, and whether it was removed before it was
+    heard.
     """
 
     error: Exception | None = None
@@ -93,7 +94,7 @@ class Outbox(Generic[T]):
             self._wake()
 
     def end(self, outcome: RequestResult) -> None:
-        """Record the end; only the first outcome counts."""
+        """Record the request's result; later calls change nothing."""
         with self._changed:
             if self.outcome is None:
                 self.outcome = outcome
@@ -107,8 +108,8 @@ class Outbox(Generic[T]):
                 self._wake()
 
     def text_sent(self, count: int) -> None:
-        """Add to the count of texts that the loop has not read: 1 for a text that was sent, −1 for one that was read or
-        refused. While there are such texts, it is unknown whether synthesis waits for text."""
+        """Add to the count of texts that the loop has not read: 1 if a text was sent, −1 if a text was read or refused.
+        While there are unread texts, it is unknown whether synthesis waits for text."""
         with self._changed:
             self._texts_sent += count
             self._wake()
@@ -122,7 +123,7 @@ class Outbox(Generic[T]):
             self._changed.wait_for(happened)
 
     def get(self) -> T | None:
-        """Wait for the next piece, and return it; None: the request has ended. Raises the request's error."""
+        """Wait for the next piece, and return it; None if the request has ended. Raises the request's error."""
         with self._changed:
             while not (self._made or self.outcome):
                 self._changed.wait()
@@ -163,8 +164,8 @@ More = SegmentRequest | SpeechTokens | tuple[int, ...] | Exception | None
 class ArrivingText:
     """Sends text to a request while it is being spoken. Any thread may call it.
 
-    It has no reference to the handle: a thread that sends text must not keep a request alive that its listener has
-    left.
+    It does not refer to the handle, because a dropped handle cancels its request, and a thread that still sends text
+    must not keep the handle alive.
     """
 
     def __init__(self, outbox: Outbox[T], push: Callable[[More], None]) -> None:
@@ -172,7 +173,7 @@ class ArrivingText:
         self._push, self._closed = push, False
 
     def wait_until_wanted(self) -> bool:
-        """Block until synthesis waits for more text; False: the request has ended."""
+        """Block until synthesis waits for more text; return False if the request has ended."""
         self._outbox.wait(self._outbox.text_wanted_or_ended)
         return self._outbox.outcome is None
 
@@ -185,7 +186,7 @@ class ArrivingText:
         """Send more: text ids, a whole segment, or speech tokens, as the request's `InputMode` says.
 
         Raises:
-            InvalidRequest: this does not fit the model or `InputMode`, or the text has ended; earlier input is spoken.
+            InvalidRequest: it does not fit the model or `InputMode`, or the text has ended; earlier input is spoken.
         """
         if self._closed:
             raise InvalidRequest("text: the end of the text was announced; send more in a new request")
@@ -223,7 +224,7 @@ class RequestHandle(Generic[T]):
         push: Callable[[More], None],
         change: Callable[[T], T] = lambda made: made,
     ) -> None:
-        """change: is applied to each piece before the listener gets it."""
+        """change: a function that is applied to each piece before the listener gets it."""
         self._outbox, self._cancel, self._push, self._change = outbox, cancel, push, change
 
     @cached_property
@@ -242,7 +243,7 @@ class RequestHandle(Generic[T]):
         return self._outbox.outcome or RequestResult()
 
     def __iter__(self) -> Generator[T, None, None]:
-        """Each piece in order, as soon as it exists; raises the request's error."""
+        """Yield each piece in order, as soon as it exists; raises the request's error."""
         try:
             while (made := self._outbox.get()) is not None:
                 yield self._change(made)
@@ -292,4 +293,4 @@ class RequestHandle(Generic[T]):
 
 Handle = RequestHandle[AudioChunk]
 TokenHandle = RequestHandle[list[int]]
-"""A handle whose pieces are lists of speech tokens: those that are new since the previous list."""
+"""A handle with lists of speech tokens as pieces; each list has the tokens that are new since the list before it."""

@@ -41,7 +41,7 @@ class Intake:
         self._flow_steps, self._adapters = flow_steps, adapters
 
     def more(self, more: More, arrival: InputMode, adapters: dict[str, LoadedAdapter]) -> Taken:
-        """Check input that was pushed to a request, and turn it into the loop's form; adapters: as for `segment`."""
+        """Check input that was pushed to a request, and return it as the loop takes it; adapters: as for `segment`."""
         if more is None or isinstance(more, Exception):
             return more
         takes, given = InputMode.TOKENS, "text ids were"
@@ -148,7 +148,7 @@ class Intake:
         return SequenceState(request, prompt_rows=len(rows), run=run, most_tokens=run.forced_at, finished=True)
 
     def _check_ids(self, segment: SegmentRequest) -> None:
-        """Refuse ids outside of the embedding tables: on a device they would crash the engine for all requests."""
+        """Raise InvalidRequest for ids outside of the embedding tables, which would crash a device for all requests."""
         voice = segment.conditioning
         if not isinstance(self._models, Models):
             raise InvalidRequest("request: this engine has no flow and no vocoder; ask for speech tokens")

@@ -1,4 +1,4 @@
-"""Runs the language model: launches prefills and decode steps for sequences that the loop chose, and collects ids."""
+"""Runs the language model: launches prefills and decode steps for sequences that the loop passes, and collects ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vivavoce.models.lm.text_attention import TextHeads
 class LMRunner:
     """Runs prefills and decode steps on a queue of their own; `fail` is `Loop.fail`.
 
-    silent: the silent speech tokens; those that are too many in a row are left out of the audio.
+    silent: the silent speech tokens. If the model samples too many of them in a row, the surplus is left out.
     """
 
     fail: Fail
@@ -103,7 +103,7 @@ class LMRunner:
         self._count_slots()
 
     def decode(self, steps: int) -> bool:
-        """Launch decode steps for all slots that decode; False: no slot needs a step."""
+        """Launch decode steps for all slots that decode; return False if no slot needs a step."""
         if not self.stage.decoding:
             return False
         decoding = [one for one in self._sequences.values() if one.phase is Phase.DECODING]
@@ -123,7 +123,7 @@ class LMRunner:
             self.stage.wait()
 
     def collect(self) -> list[SequenceState]:
-        """Add arrived ids to their sequences; returns the sequences that have new tokens or have ended."""
+        """Add arrived ids to their sequences; return the sequences that have new tokens or have ended."""
         changed = []
         try:
             arrived = self.stage.collect(wait=False)
@@ -173,9 +173,10 @@ class LMRunner:
         return changed
 
     def _drawn_again(self, sequence: SequenceState, run: DecodeRun, ended: bool) -> bool:
-        """Check whether a guarded sequence has left its text; if so, go back, sample again, and return True.
+        """Check a guarded sequence. If its speech has left the text, drop the wrong tokens, sample again, and return
+        True.
 
-        After the last try, speech that never comes back to its text is ended. run: the run of the whole text.
+        After the last try, end speech that does not return to its text. run: the run of the whole text.
         """
         cursor, tokens = sequence.cursor, sequence.tokens
         if cursor is None or self.heads is None:
@@ -220,7 +221,7 @@ class LMRunner:
 
     @staticmethod
     def _follow(sequence: SequenceState, sampled: Sampled, places: Sequence[int]) -> None:
-        """Add the attention of the ids at these places, which are the spoken ids, to the sequence's cursor."""
+        """Add the attention of the ids at `places`, which are the spoken ids, to the sequence's cursor."""
         attention = sampled.attention
         if sequence.cursor is None:
             sequence.cursor = TextCursor()

@@ -120,8 +120,8 @@ class Loop:
     def close(self, *, drain: bool, timeout_s: float | None) -> None:
         """Stop the loop. Accepted requests are finished (`drain`) or end with EngineStopped.
 
-        A drain may last `timeout_s`, or if that is None, until a turn takes STUCK_S. Then the current turn has
-        LEAVE_S to end; without a drain it has `timeout_s`, or LEAVE_S if None. A device that takes longer is given up.
+        A drain may last `timeout_s`, or if that is None, until a turn takes STUCK_S. Then the current turn has LEAVE_S
+        to end; without a drain it has `timeout_s`, or LEAVE_S if None. After that, all requests end at once.
         """
         self._closing = True
         self.post(partial(self.stop, drain))
@@ -149,7 +149,7 @@ class Loop:
         self.gc_freeze.end()
 
     def post(self, message: Message) -> None:
-        """Post a message to the loop, from any thread. After the loop's end, the posting thread refuses it."""
+        """Post a message to the loop, from any thread. After the loop's end it runs here, and ends its request."""
         self._inbox.put(message)
         if self.ended:  # the loop may have ended before it could read the message
             self._refuse_messages()
@@ -176,7 +176,7 @@ class Loop:
                 self._end_all()
 
     def run_once(self) -> bool:
-        """One turn: take messages, hand out results, launch the most urgent work; False: there was nothing to do."""
+        """Run one turn: take messages, hand out results, launch the most urgent work; False: nothing to do."""
         self.busy_since = self._clock()
         moved = not self._inbox.empty()
         while not self._inbox.empty():
@@ -268,7 +268,7 @@ class Loop:
             return work()
 
     def prepare(self, streams: int | None) -> None:
-        """In the loop's thread: record the graphs that this many streams need, or all if None."""
+        """In the loop's thread: record the graphs that this many streams need; if None, all graphs."""
         if self._lm is not None:
             self._lm.prepare(streams)
         if self._synthesis is not None:
@@ -328,7 +328,7 @@ class Loop:
         self._settle(request)
 
     def _hand_out(self) -> bool:
-        """Hand out the tokens and samples that have arrived; False: none have arrived."""
+        """Hand out the tokens and samples that have arrived; return False if none have arrived."""
         decoded = self._lm.collect() if self._lm is not None else []
         now = self._clock()
         for sequence in decoded:
@@ -388,7 +388,7 @@ class Loop:
     def _send(
         self, request: RequestState, sequence: SequenceState, samples: NDArray[np.float32], last: bool, ended: bool
     ) -> None:
-        """last: these are the request's last samples; ended: they are the sequence's last samples."""
+        """Hand out samples; last, ended: whether they are the last samples of the request, and of the sequence."""
         now, rate, first = self._clock(), request.rates.sample_rate, request.sounding_since is None
         duration_s = len(samples) / rate
         late_s = request.hand_out(duration_s, now)
@@ -444,10 +444,10 @@ class Loop:
         request.outbox.end(result)
 
     def wait_for_device(self) -> bool:
-        """Block until a piece of launched work is done; False: no work is running."""
+        """Block until a piece of launched work is done; return False if no work is running."""
         busy = [runner for runner in self._runners if runner.busy]
         if busy:
-            # Wait for the queue that will be done first, because it would be idle while the host waits for the other.
+            # Wait for the queue that will be done first: it would be idle while the host waits for the other queue.
             min(busy, key=lambda runner: runner.queue.due_at).wait()
         return bool(busy)
 
@@ -464,7 +464,7 @@ def forked() -> EngineStopped:
 
 
 def _stop_at_exit(loop: weakref.ref[Loop]) -> None:
-    """Stop the loop when the interpreter exits: a thread that still computes would crash it."""
+    """Stop the loop when the interpreter exits: a thread that still computes would crash the interpreter."""
     running = loop()
     if running is not None and running.thread is not None and running.thread.is_alive():
         running.post(partial(running.stop, drain=False))

@@ -34,12 +34,12 @@ MAX_TOKENS = 100_000
 
 
 def is_number(value: object, *, whole: bool = False) -> bool:
-    """Whether this is a number, of numpy too, and not True or False."""
+    """Return whether this is a number (numpy's numbers included), but not True or False."""
     return isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
 
 
 def check_number(name: str, value: float | None, low: float, high: float, *, whole: bool = False) -> None:
-    """InvalidRequest: the value is not a number, or is out of its limits. None passes."""
+    """Raise InvalidRequest if the value is not a number, or is outside of low … high. None passes."""
     if value is None:
         return
     if not (is_number(value, whole=whole) and low <= value <= high and math.isfinite(value)):
@@ -51,11 +51,11 @@ def check_number(name: str, value: float | None, low: float, high: float, *, who
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The rule by which speech tokens are sampled. `None` means: as the checkpoint's yaml sets it.
+    """The rule by which speech tokens are sampled. None means the value in the checkpoint's yaml file.
 
     An id is sampled from the nucleus (top_p, top_k). If it occurs at least `win_size · tau_r` times in the last
-    `win_size` tokens, another id is sampled from all ids. Speech lasts `min_ratio` to `max_ratio` tokens for a text
-    token.
+    `win_size` tokens, another id is sampled from all ids. Speech has `min_ratio` to `max_ratio` speech tokens for each
+    text token.
     """
 
     top_p: float | None = None
@@ -65,7 +65,7 @@ class SamplingParams:
     min_ratio: float = 2.0
     max_ratio: float = 20.0
     exact_tokens: int | None = None
-    """Speech lasts exactly this many tokens, whatever the model says; for measurements with random weights."""
+    """Speech has exactly this many tokens, even if the model ends it earlier; for measurements with random weights."""
 
     def __post_init__(self) -> None:
         check_number("top_p", self.top_p, 0.001, 1.0)
@@ -78,19 +78,19 @@ class SamplingParams:
 
 
 AS_CONFIGURED = SamplingParams()
-"""Sampling as the checkpoint's yaml sets it."""
+"""Sampling with the values in the checkpoint's yaml file."""
 
 
 @dataclass(frozen=True, eq=False)
 class Conditioning:
-    """The features of a voice for each stage (`frontend/front_end.py` makes them).
+    """The features of a voice for each stage, made by `frontend/front_end.py`.
 
     Make it once for all requests of a voice: the engine caches results that depend on it. Its tensors must not change.
 
     lm_prompt_text: text ids of the reference's transcript, or of an instruction; lm_prompt_tokens: the reference's
-    speech tokens, for the language model; lm_system_text: text ids of the system prompt, its end included, before
+    speech tokens, for the language model; lm_system_text: text ids of the system prompt with its end mark, before
     lm_prompt_text; flow_tokens: [n] int64, speech tokens for the flow; flow_mel: [frames, bins] float32; embedding:
-    [speaker size] float32, for the flow; lm_embedding: the same for CosyVoice 1's language model, None for later ones.
+    [speaker size] float32, for the flow; lm_embedding: the embedding for CosyVoice 1's language model, else None.
     """
 
     embedding: Tensor
@@ -113,7 +113,7 @@ class Conditioning:
 
     @cached_property
     def fits(self) -> set[tuple[int, ...]]:
-        """Sizes of embedding tables for which this voice's ids were checked already."""
+        """Sizes of embedding tables for which the engine has already checked this voice's ids."""
         return set()
 
     @cached_property
@@ -139,10 +139,10 @@ class FlowSteps(Enum):
 class SegmentRequest:
     """One sequence to be spoken: text ids, or given speech tokens (voice conversion).
 
-    pause_s: seconds of silence instead of speech, in a segment that has neither text nor tokens; watched: its chunks
-    tell where the voice is in the text, if attention heads that show it are known; guarded: the index of each word's
-    first text id, if speech that leaves the text is to be sampled again (`guard`, needs `watched`); flow_steps: None is
-    the engine's default; adapter: the name of a loaded LoRA adapter, "" without one.
+    pause_s: seconds of silence instead of speech, in a segment that has neither text nor tokens; watched: whether
+    chunks tell where the voice is in the text (they need known attention heads); guarded: None, or the index of each
+    word's first text id: speech that leaves the text is then sampled again (`guard`, needs `watched`); flow_steps: None
+    means the engine's default; adapter: the name of a loaded LoRA adapter, "" for no adapter.
     """
 
     conditioning: Conditioning
@@ -176,8 +176,8 @@ class SegmentRequest:
 
 @dataclass(frozen=True, eq=False)
 class SpeechTokens:
-    """A piece of speech tokens that arrive during synthesis. The next `hop` unspoken tokens become one chunk; tokens
-    after them are only its lookahead. final: no more tokens will come, and this chunk is the last one."""
+    """Speech tokens that are pushed during synthesis. The next `hop` unspoken tokens become one chunk; tokens after
+    them are only its lookahead. final: no more tokens will come, and this chunk is the last one."""
 
     tokens: tuple[int, ...]
     hop: int
@@ -202,7 +202,7 @@ class EngineRequest:
     """A request for audio: segments that are heard one after the other.
 
     policy: cuts the audio into chunks, each made before the listener has played all earlier chunks; None: offline, one
-    chunk for each whole segment. batch: the request has no deadline, and takes only the time that other requests leave.
+    chunk for each segment. batch: the request has no deadline, and takes only the time that other requests leave.
     """
 
     segments: tuple[SegmentRequest, ...]
@@ -232,12 +232,11 @@ class EngineRequest:
 
 @dataclass(frozen=True, eq=False)
 class TokenRequest:
-    """Generate the speech tokens that follow a prompt, without audio.
+    """A request for the speech tokens that follow a prompt, without audio.
 
-    rows: the prompt; max_tokens: the most speech tokens; min_tokens: speech does not end before this many, or before
-    `max_tokens` if that is less; ends: control ids that may end the speech, None: all that the model has, (): speech
-    ends after exactly `max_tokens`; seed: of the sampling; speaker: [speaker size] float32, for the speaker row, if
-    any.
+    rows: the prompt; max_tokens: the most speech tokens; min_tokens: the fewest speech tokens, unless `max_tokens` is
+    less; ends: control ids that may end the speech; None: all stop ids of the model; (): speech ends after exactly
+    `max_tokens`; seed: the sampling's seed; speaker: [speaker size] float32, for a row of kind SPEAKER.
     """
 
     rows: tuple[Row, ...]
@@ -259,9 +258,9 @@ class TokenRequest:
 def speech_prompt(
     vocabulary: Vocabulary, text: Sequence[int], speech: Sequence[int] = (), *, speaker: bool = False
 ) -> tuple[Row, ...]:
-    """The language model's prompt for a complete text: [sos, speaker, text, task, speech].
+    """Return the language model's prompt for a complete text: [sos, speaker, text, task, speech].
 
-    text: text ids, those of a reference's transcript first; speech: the reference's speech tokens; speaker: whether
+    text: text ids, first the ids of the reference's transcript; speech: the reference's speech tokens; speaker: whether
     there is a row for the speaker.
     """
     return (
@@ -287,10 +286,10 @@ class Fault(str, Enum):
 
 @dataclass(frozen=True)
 class Word:
-    """A word of the text, as it is written there, and the time at which it is heard.
+    """A word as it is written in the text, and the time at which it is heard.
 
     start_character, end_character: its characters in the input; start_s, end_s: seconds from the beginning of the
-    audio; estimated: the position of the voice was not known, so times were divided in proportion to lengths.
+    audio; estimated: times were divided by the lengths of words, because the position was unknown.
     """
 
     text: str
@@ -305,10 +304,10 @@ class Word:
 class AudioChunk:
     """A piece of audio; samples: [n] float32 in [−1, 1].
 
-    index: its place among the request's chunks; segment: the place of its segment in the request. The last chunk
-    (`final`) may be empty; its segment is then the last one. reached: the text tokens of the segment that begin in this
-    chunk, each with its start in seconds of the segment's audio, None: unknown; ended: the chunk is its segment's last
-    one; words: the words that end in this chunk, if the front end was asked for words.
+    index: the chunk's index in the request; segment: the index of its segment in the request. The last chunk (`final`)
+    may be empty; its segment is then the request's last segment. reached: the text tokens of the segment that begin in
+    this chunk, each with its start in seconds of the segment's audio; None if unknown; ended: whether the chunk is its
+    segment's last chunk; words: the words that end in this chunk, if the front end was asked for words.
     """
 
     samples: NDArray[np.float32]

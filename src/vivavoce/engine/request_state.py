@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 SURE_AFTER = 56
-"""The guard (`engine/guard.py`) notices a fault within this many more speech tokens; loops take the longest."""
+"""The guard (`engine/guard.py`) finds a fault at most this many speech tokens after its start; loops take longest."""
 
 
 class Phase(Enum):
@@ -34,7 +34,7 @@ class Phase(Enum):
     WAITING = auto()
     """The sequence has no slot yet."""
     READING = auto()
-    """The sequence has a slot, and rows that must be prefilled before its next token."""
+    """The sequence has rows to prefill before its next token, and a slot."""
     DECODING = auto()
     STARVED = auto()
     """The next text, or the next speech tokens, have not arrived yet."""
@@ -45,8 +45,8 @@ class Phase(Enum):
 class ChunkPlan(NamedTuple):
     """Work that flow and vocoder can do now for a sequence: its next chunk, or (hop 0) the state of its voice's prompt.
 
-    hop: speech tokens of the chunk, after those already spoken; seen: number of speech tokens, from the first one on,
-    that the flow gets; frames: mel frames that the flow computes; past: mel frames before them that it attends to.
+    hop: speech tokens of the chunk, after the spoken tokens; seen: number of speech tokens, from the first one on, that
+    the flow gets; frames: mel frames that the flow computes; past: mel frames before them that it attends to.
     """
 
     sequence: SequenceState
@@ -58,14 +58,14 @@ class ChunkPlan(NamedTuple):
     past: int
 
     def goes_with(self, other: ChunkPlan) -> bool:
-        """Whether one batch of the flow can compute both chunks."""
+        """Return whether one batch of the flow can compute both chunks."""
         return self.attention is other.attention and self.sequence.flow_steps is other.sequence.flow_steps
 
     @property
     def unsure(self) -> bool:
         """Whether the guard may still replace this chunk's tokens, or end the speech before them."""
         its = self.sequence
-        guarded = its.first_run is not None and its.cursor is not None  # without heads the guard sees nothing
+        guarded = its.first_run is not None and its.cursor is not None  # without heads the guard finds nothing
         return guarded and its.phase is not Phase.DECODED and its.produced < self.seen + SURE_AFTER
 
 
@@ -74,9 +74,9 @@ class SequenceState:
     """One sequence of the language model, and the audio made from it; owned by the loop.
 
     prompt_rows: rows to prefill before the first token; prompt_tokens: speech tokens of the voice for the flow; tokens:
-    speech tokens so far; pushed: if speech tokens arrive, hop, final and seen (`ChunkPlan`) of each chunk whose tokens
-    have arrived; run: rows that wait for their prefill; text: the prompt of a text that arrives token by token; flow,
-    wave: the sequence's streams in flow and vocoder; flow_steps: the steps of its flow.
+    speech tokens so far; pushed: if speech tokens are pushed, hop, final and seen (`ChunkPlan`) of each chunk that may
+    begin; run: rows that wait for their prefill; text: makes the runs if text arrives token by token; flow, wave: the
+    sequence's streams in flow and vocoder; flow_steps: the steps of its flow.
     """
 
     segment: SegmentRequest | TokenRequest
@@ -86,7 +86,7 @@ class SequenceState:
     produced: int = 0
     """Number of speech tokens so far."""
     sampled: int = 0
-    """Number of speech tokens from the language model, including those left out because the silence was too long."""
+    """Number of speech tokens from the language model, with the tokens left out because a silence was too long."""
     silence: int = 0
     """Number of silent tokens in a row at the end of `sampled`."""
     tokens: list[int] = field(default_factory=list)
@@ -97,22 +97,22 @@ class SequenceState:
     place: int = 0
     """Index in the request's sequences."""
     spoken: int = 0
-    """Tokens that were turned into mel, without the current chunk; in a request for tokens: tokens handed out."""
+    """Number of tokens that the flow has turned into mel; in a `TokenRequest`, number of tokens handed out."""
     chunks: int = 0
     """Chunks cut so far."""
     asked: int = 0
-    """The sum of the hops that were pushed so far, if speech tokens arrive."""
+    """The sum of all hops that were pushed so far, if speech tokens are pushed."""
     slot: int | None = None
     most_tokens: int = 0
-    """The language model is stopped at this many tokens, whatever it says."""
+    """The language model is stopped after this many tokens, even if it would go on."""
     limited: bool = True
-    """False if exactly `most_tokens` were asked for."""
+    """False if the request asks for exactly `most_tokens`, gives its tokens, or gets its text token by token."""
     cut: bool = False
     """Whether the language model was stopped at `most_tokens`, and `limited` is true."""
     cursor: TextCursor | None = None
-    """The position of the attention in the text; None until a decode step of a watched segment has read it."""
+    """The position of the attention in the text; None until a decode step of a watched segment has read attention."""
     first_run: DecodeRun | None = None
-    """The run of the whole text, in a guarded segment."""
+    """The run of the whole text of a guarded segment; None in other segments."""
     tries: int = 0
     """Number of times that a part of the sequence was sampled again."""
     looked: int = 0
@@ -124,7 +124,7 @@ class SequenceState:
     sent_s: float = 0.0
     """Seconds of audio that were handed out."""
     told: int = 0
-    """Number of text tokens whose start the listener was told."""
+    """Number of text tokens up to the last text token for which the listener was told a start time."""
     flow: Any = None
     wave: Any = None
     flow_steps: FlowSteps = FlowSteps.OFFICIAL
@@ -134,14 +134,14 @@ class SequenceState:
     """Whether a chunk or the prompt of this sequence is in the flow or the vocoder now."""
     finished: bool = False
     read_at: float = 0.0
-    """The time at which its rows were prefilled and it began to decode, on the engine's clock."""
+    """The time, on the engine's clock, at which the sequence's rows were prefilled and it began to decode."""
     ready_at: float | None = None
-    """The time from which its next chunk could have begun; None: it cannot begin yet."""
+    """The time from which the sequence's next chunk could have begun; None if it cannot begin yet."""
     _known: tuple[int, int, int, int] = (-1, -1, 0, 0)
     """`spoken` and `chunks`, followed by the result of `_wanted` for them (hop, tokens), as a cache."""
 
     def lacking(self, now: float) -> int:
-        """Number of speech tokens that the next chunk still needs; 1 if the number is not known."""
+        """Return how many speech tokens the next chunk still needs; 1 if the number is not known."""
         if self.phase is Phase.DECODED or self.pushed:
             return 0
         policy, known = self.request.policy, self._known
@@ -159,7 +159,7 @@ class SequenceState:
         return not self.finished and self.produced > 0 and self.lacking(now) == 0
 
     def next_chunk(self, now: float) -> ChunkPlan | None:
-        """The work that can be done now: to compute the prompt's state if it is due, or the next chunk; or None."""
+        """Return the work that can be done now: the prompt's state if it is due, or the next chunk; None if neither."""
         frames_of, policy = self.request.rates.frames_of, self.request.policy
         if self.busy:
             return None
@@ -189,9 +189,9 @@ class SequenceState:
         return ChunkPlan(self, hop, final, attention, seen, frames, past)
 
     def tell(self, duration_s: float, ended: bool, lag: float) -> tuple[tuple[int, float], ...] | None:
-        """Text tokens that the voice reaches in the next audio, which lasts `duration_s`; see `AudioChunk.reached`.
+        """Return the text tokens that begin in the next audio, which lasts `duration_s`; see `AudioChunk.reached`.
 
-        ended: this is the sequence's last audio; lag: see `TextHeads`.
+        ended: whether this is the sequence's last audio; lag: see `TextHeads`.
         """
         self.sent_s += duration_s
         if self.cursor is None:
@@ -208,7 +208,7 @@ class SequenceState:
         return tuple(found)
 
     def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
-        """The next chunk's hop, and the number of unspoken tokens that it needs unless all tokens exist."""
+        """Return the next chunk's hop, and how many unspoken tokens it needs unless all tokens exist."""
         pending, elapsed_s = self.produced - self.spoken, now - self.request.accepted_at
         rate = self.request.rates.tokens_per_second
         hop = policy.next_hop(self.chunks, self.spoken, pending, self.prompt_tokens, elapsed_s, rate)
@@ -223,10 +223,10 @@ class SequenceState:
 class RequestState:
     """One accepted request; owned by the loop.
 
-    policy: the chunk policy, None: offline work; outbox: the listener takes the results from it; tokens_only: speech
-    tokens are wanted, no audio; arrived: sequences that are not opened yet; complete: no more sequences or speech
+    policy: the chunk policy, None: offline work; outbox: holds results for the listener; tokens_only: the request asks
+    for speech tokens, not for audio; arrived: sequences that are not opened yet; complete: no more sequences or speech
     tokens will be pushed; asked: whether a client sent the request, and not the engine's own warm-up; batch: as in
-    `EngineRequest`; adapters: those that the request uses until its end, by name.
+    `EngineRequest`; adapters: the adapters that the request uses until its end, by name.
     """
 
     id: int
@@ -243,7 +243,7 @@ class RequestState:
     adapters: dict[str, Any] = field(default_factory=dict)
     sequences: list[SequenceState] = field(default_factory=list)
     held: dict[int, tuple[bool, Any]] = field(default_factory=dict)
-    """Samples that wait for earlier sequences, by the place of their sequence, and whether they are its last ones."""
+    """Samples that are not sent yet, by the index of their sequence, and whether they are its last samples."""
     current: int = 0
     """Index of the sequence whose audio is handed out next."""
     decoded: int = 0
@@ -256,9 +256,9 @@ class RequestState:
     error: Exception | None = None
     """The error with which the request ends, after the audio that could be made is handed out."""
     sounding_since: float | None = None
-    """When the first chunk was handed out, in seconds of the engine's clock: the listener plays from then on."""
+    """The time at which the first chunk was handed out, on the engine's clock: the listener plays from then on."""
     dry_at: float = 0.0
-    """When the listener will have played all chunks so far; only valid once a chunk was handed out."""
+    """The time at which the listener will have played all chunks so far; only valid once a chunk was handed out."""
     excused: bool = False
     """Whether the listener has played all audio because text came too late."""
     timings: RequestTimings = field(default_factory=RequestTimings)
@@ -285,7 +285,7 @@ class RequestState:
         self.sequences.append(sequence)
 
     def take(self, more: Taken, now: float) -> None:
-        """Take more input of the request; None: that was all; an error: no more can come.
+        """Take more input of the request. None ends the input; an error ends it because no more can come.
 
         Raises:
             InvalidRequest: more speech tokens are to be spoken than have arrived.
@@ -324,7 +324,7 @@ class RequestState:
             self.complete, sequence.phase = True, Phase.DECODED
 
     def hand_out(self, duration_s: float, now: float) -> float:
-        """Count a chunk that goes to the listener; returns the seconds by which the engine made it too late."""
+        """Count a chunk that goes to the listener, and return the seconds by which the engine made it too late."""
         late_s = 0.0
         if self.sounding_since is None:
             self.sounding_since = self.dry_at = now
@@ -338,7 +338,7 @@ class RequestState:
         return late_s
 
     def decodable(self) -> Sequence[SequenceState]:
-        """Sequences whose language-model work may go on now.
+        """Return the sequences that the language model may work on now.
 
         A stream's next sequence starts when the sequence before it is decoded: its tokens then still come in time, and
         the stream needs only one slot.
@@ -352,5 +352,5 @@ class RequestState:
 
 
 Taken = tuple[int, ...] | SequenceState | SpeechTokens | Exception | None
-"""More input of a request, checked: text ids, a sequence, or speech tokens; None if that was all; an error if no more
-can come."""
+"""Checked input that was pushed to a request: text ids, a sequence, or speech tokens; None at the end of the input; an
+error if no more can come."""
