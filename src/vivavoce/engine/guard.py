@@ -1,7 +1,7 @@
-"""The guard: detects speech that departs from its text, and finds the speech token from which to sample it again.
+"""The guard: detects speech that departs from its text, and finds the speech token from which to sample again.
 
-A fault needs two signs. The attention seems to stand still, go back, skip text or end early, and its strength or the
-speech tokens themselves confirm this. Texts of `SHORT_IDS` ids or fewer are judged only by their length, and by
+A fault needs two signs: the attention seems to stand still, go back, skip text or end early, and the strength of the
+attention or the speech tokens confirm it. Texts of `SHORT_IDS` ids or fewer are judged only by their length, and by
 attention that is nearly all on the prompt.
 """
 
@@ -28,29 +28,29 @@ FARTHEST_IDS = 8
 """The longest step forward of the attention, in text ids, that counts as progress; longer jumps are ignored."""
 STAND_PACE = 1.5
 UNSPOKEN_SHARE, SURE_TOKENS = 0.25, 6
-"""A word counts as skipped if its attention is below UNSPOKEN_SHARE of its usual speech tokens and more than
-SURE_TOKENS tokens follow."""
+"""A word counts as skipped if the attention to it, in speech tokens, is below UNSPOKEN_SHARE of its usual number of
+speech tokens, and more than SURE_TOKENS tokens follow."""
 END_IDS, END_SHARE = 3, 0.5
-"""Speech that ended before the last END_IDS text ids ended early if these ids, without the last one, which is often
-punctuation, get less than END_SHARE of their usual speech tokens."""
+"""Speech that ends before the last END_IDS text ids has ended early if the ids after its end get less than END_SHARE of
+their usual speech tokens. The last id does not count: it is often punctuation."""
 PART_IDS, LAST_PART_IDS, PART_SHARE = 4, 2, 0.2
 """PART_IDS successive text ids that include the first id of a word are skipped if they get less than PART_SHARE of
-their usual speech tokens; once the speech has ended, LAST_PART_IDS ids."""
+their usual speech tokens; once the speech has ended, LAST_PART_IDS ids suffice."""
 STRAY_IDS = 2
 """Speech repeats text only if it passes at least this many text ids; in a silence the attention rests on one id."""
 LEAK_TOKENS, LEAK_SHARE, LEAK_PACE, LEAK_IDS = 16, 0.1, 0.6, 4
-"""The voice speaks the prompt's text if LEAK_TOKENS speech tokens in a row give that text more than LEAK_SHARE of their
-attention, pass LEAK_IDS of its ids, and move through the text to be spoken at less than LEAK_PACE of the usual pace."""
+"""The voice speaks the prompt's text if LEAK_TOKENS speech tokens in a row give this text more than LEAK_SHARE of their
+attention, attend to LEAK_IDS of its ids, and pass the text to be spoken at less than LEAK_PACE of its usual pace."""
 LEFT_SHARE = 0.75
-"""Factor on `LEAK_SHARE` if another fault than an early end was found in the text to be spoken."""
+"""Factor on `LEAK_SHARE` if a fault other than an early end was found in the text to be spoken."""
 SHORT_LEAK_TOKENS, SHORT_LEAK_SHARE = 4, 0.8
 """In a text of SHORT_IDS ids or fewer, the voice speaks the prompt's text if SHORT_LEAK_TOKENS speech tokens in a row
 give that text more than SHORT_LEAK_SHARE of their attention."""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 LOST_SHARE, LOST_TOKENS, LAST_IDS = 0.3, 75, 2
 """After the last try, speech ends if the voice does not move on in its text for LOST_TOKENS speech tokens, or for
-STAND_TOKENS at the last LAST_IDS text ids. A token that gives the prompt's text LOST_SHARE of its attention does not
-move on.
+STAND_TOKENS at the last LAST_IDS text ids. A token that gives the prompt's text LOST_SHARE or more of its attention
+does not move on.
 """
 _SEED_STEP = 7_919
 _CUT_BEFORE = 2
@@ -67,7 +67,7 @@ class FoundFault:
 
 @dataclass(frozen=True)
 class GuardedText:
-    """A text. ids: number of its ids; words: index of each word's first id; pace: usual speech tokens per id."""
+    """A guarded text; ids: number of its ids; words: index of each word's first id; pace: speech tokens per id."""
 
     ids: int
     words: tuple[int, ...]
@@ -77,7 +77,7 @@ class GuardedText:
 def find_fault(
     cursor: TextCursor, tokens: Sequence[int], text: GuardedText, ended: bool, silent: Container[int] = ()
 ) -> FoundFault | None:
-    """Check the speech so far; ended: the model has ended the sequence; silent: ids of silent speech tokens."""
+    """Return the fault in the speech so far, or None; ended: the model has ended it; silent: ids of silent tokens."""
     path = cursor.positions()[: len(tokens)]
     found = _fault_in_text(cursor, path, tokens, text, ended, silent)
     has_left = found is not None and found.fault is not Fault.EARLY_END
@@ -122,13 +122,13 @@ def _fault_in_text(
 
 
 def _first_run(true: NDArray[np.bool_], length: int) -> int | None:
-    """The start of the first `length` true values in a row, or None."""
+    """Return the index of the first of `length` true values in a row, or None."""
     runs = np.convolve(true, np.ones(length), "valid") if len(true) >= length else np.zeros(0)
     return int(runs.argmax()) if (runs == length).any() else None
 
 
 def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | None:
-    """The speech token from which on the voice speaks the prompt's text (a transcript or an instruction), or None.
+    """Return the speech token at which the voice begins to speak the prompt's text (transcript, instruction), or None.
 
     has_left: another fault was found in the text to be spoken, so less attention to the prompt's text suffices.
     """
@@ -146,7 +146,7 @@ def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | 
 
 
 def _repeat(cursor: TextCursor) -> int | None:
-    """The speech token from which on the voice repeats text: the attention stays at ids before the farthest so far."""
+    """Return the speech token at which the voice begins to repeat text: attention stays before its farthest id."""
     top = back = held = 0
     last, again = -1, set[int]()
     for place, at in enumerate(cursor.looked_at):
@@ -168,7 +168,7 @@ def _repeat(cursor: TextCursor) -> int | None:
 
 
 def _skip(path: Path, attended: Floats, text: GuardedText) -> int | None:
-    """The speech token at which the voice skips a word: the word gets little attention, and the path passes over it."""
+    """Return the speech token at which the voice skips a word: it gets little attention, and the path passes it."""
     ends = (*text.words[1:], text.ids)
     for first, end in zip(text.words, ends, strict=True):
         if end > path[-1] - 1:
@@ -182,7 +182,7 @@ def _skip(path: Path, attended: Floats, text: GuardedText) -> int | None:
 
 
 def _part(path: Path, attended: Floats, text: GuardedText, last: int, ids: int, sure: int) -> int | None:
-    """The speech token at which the voice skips a part of the text, such as halves of two words.
+    """Return the speech token at which the voice skips a part of the text, such as halves of two words.
 
     last: the last id with which a part may begin; ids: number of ids of a part; more than `sure` tokens follow it.
     """
@@ -198,7 +198,7 @@ def _part(path: Path, attended: Floats, text: GuardedText, last: int, ids: int, 
 
 
 def loop_period(tokens: Sequence[int]) -> int:
-    """The period, in tokens, with which the last tokens repeat `LOOP_TIMES` times or more; 0: they do not."""
+    """Return the period, in tokens, with which the last tokens repeat `LOOP_TIMES` times or more; 0 if they do not."""
     last = np.array(tokens[-LOOP_TIMES * LONGEST_PERIOD :])
     for period in range(1, LONGEST_PERIOD + 1):
         needed = max(LOOP_TIMES * period, LOOP_TOKENS)
@@ -208,7 +208,7 @@ def loop_period(tokens: Sequence[int]) -> int:
 
 
 def end_for(cursor: TextCursor, text: GuardedText) -> int | None:
-    """The number of speech tokens to keep if the voice no longer speaks its text, else None."""
+    """Return how many speech tokens to keep if the voice no longer speaks its text, else None."""
     path, astray = cursor.positions(), np.array(cursor.astray)
     moves = np.flatnonzero((np.diff(path, prepend=-1) > 0) & (astray < LOST_SHARE))
     last = int(moves[-1]) if len(moves) else 0
@@ -217,13 +217,13 @@ def end_for(cursor: TextCursor, text: GuardedText) -> int | None:
 
 
 def cut_for(finding: FoundFault, cursor: TextCursor, lag: float, least: int) -> int:
-    """The number of speech tokens to keep: all until the last text id before the fault begins, at least `least`."""
+    """Return how many speech tokens to keep: all up to the last text id before the fault begins, at least `least`."""
     begins = [int(token + lag) - _CUT_BEFORE for _, token in cursor.reached() if token + lag < finding.at - 1]
     return max(least, begins[-1] if begins else 0)
 
 
 def run_again(run: DecodeRun, kept: Sequence[int], ids: int, fault: Fault) -> DecodeRun:
-    """The run that continues after the kept speech tokens; ids: number of text ids to be spoken."""
+    """Return the run that continues after the kept speech tokens; ids: number of text ids to be spoken."""
     rows = (*run.rows, *(Row(RowKind.SPEECH, one) for one in kept))
     least = max(0, run.min_tokens - len(kept))
     if fault is Fault.EARLY_END:
@@ -232,5 +232,5 @@ def run_again(run: DecodeRun, kept: Sequence[int], ids: int, fault: Fault) -> De
 
 
 def another_seed(seed: int, attempt: int) -> int:
-    """The seed of an attempt to sample a sequence; attempt 0 has the sequence's own seed, others have new ones."""
+    """Return the seed of an attempt to sample a sequence; attempt 0 has the sequence's own seed, others new seeds."""
     return (seed + _SEED_STEP * attempt) % 2**63

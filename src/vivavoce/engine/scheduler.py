@@ -1,4 +1,4 @@
-"""Plans the loop's next work. It decides from plain numbers only: it has no tensors, and no clock of its own.
+"""Plans the loop's next work. It decides from plain numbers only: it reads no tensors and no clock.
 
 Two queues are planned: the language model (prefill, decode) and synthesis (flow and vocoder). If both share one
 processor (`exclusive`, the CPU), only the more urgent of the two gets work, otherwise each may get work.
@@ -6,9 +6,9 @@ processor (`exclusive`, the CPU), only the more urgent of the two gets work, oth
 The most urgent work goes first. Its rank (`Urgency`) is:
 
 0. for streams about to run dry: their listener would hear a gap;
-1. for streams that have not sounded yet, the oldest first;
-2. for streams that are ahead, the one with the least slack first, and for offline work that has waited too long; if
-   flow and language model have queues of their own, the flow takes the oldest first;
+1. for streams that have not sent any audio yet, the oldest first;
+2. for streams that are ahead, the stream with the least slack first, and for offline work that has waited too long; if
+   flow and language model have queues of their own, the flow takes the oldest of these first;
 3. for offline work and batch requests, the oldest first, in the time that is left. Batch requests always keep rank 3.
 
 Slack is the time until the listener has played all audio, less the time that the next chunk still needs (`CostModel`).
@@ -34,20 +34,20 @@ _GUARD_BATCHES = 3
 stream's own batch, and one for other work of the device."""
 _UNSURE_GUARDS = 2
 """A chunk in which the guard may still find a fault waits for more tokens while its slack is more than this many times
-the slack of a stream about to run dry."""
+the limit for a stream about to run dry."""
 _SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
-"""If at least `_SHARED_SLOTS` sequences decode, a new sequence may wait for other new ones, to decode first tokens with
-them: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
+"""If at least `_SHARED_SLOTS` sequences decode, a new sequence may wait, so that several new sequences decode their
+first tokens together: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
 _CALM_SLOTS, _AMPLE_S = 32, 1.2
 """While at most `_CALM_SLOTS` sequences decode on a fast device, first tokens go before chunks with enough slack: new
-sequences do not wait for others if the least slack in the flow's batch is `_SCARCE_S` or more, and the batch pauses for
-their tokens if that is above `_AMPLE_S` (`_decodes_first`). Otherwise there is no time to spare: gaps would follow."""
+sequences do not wait if the least slack in the flow's batch is `_SCARCE_S` or more, and the batch pauses for their
+tokens if the least slack is above `_AMPLE_S` (`_decodes_first`). With less slack, listeners would hear gaps."""
 _WORTH_JOINING = 0.8
-"""A chunk joins a batch only if that lengthens the batch by at most this share of the chunk's time alone. Otherwise
+"""A chunk joins a batch only if it lengthens the batch by at most this share of the chunk's time alone. Otherwise
 joining saves next to nothing, and delays all other chunks."""
 _SCARCE_S = 0.7
-"""If a stream has less slack, first chunks join its batch instead of going ahead in a batch of their own. In
-simulations 0.5 made gaps at 700 listeners, and 1.0 halved the gain at 300 listeners."""
+"""If a stream has less slack than this, first chunks join its batch instead of going ahead in their own batch. In
+simulations 0.5 made gaps with 700 listeners, and 1.0 halved the gain with 300 listeners."""
 
 
 class Urgency(NamedTuple):
@@ -59,21 +59,21 @@ class Urgency(NamedTuple):
 
 DRY, FIRST, AHEAD, OFFLINE = range(4)
 _UNRIVALLED = Urgency(OFFLINE, 0.0)
-"""The urgency of work without competing work, whose true urgency need not be computed."""
+"""The urgency of work that competes with no other work, so that its true urgency need not be computed."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits of single steps and of waiting times.
 
-    prefill_rows: rows of one prefill, so that running streams need not wait long (a longer prompt goes alone);
-    batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: the same if the stream of the
-    batch's first chunk is about to run dry or has not sounded; offline_batch_frames: the same for offline work alone,
-    without padding; spare_slots: share of the slots that offline work leaves to streams; guard_s: a stream with less
-    slack is about to run dry (`_GUARD_BATCHES` makes it shorter on fast devices); calm_s: a prefill goes before decode
-    steps if all their sequences have more slack than this; patience_s: offline work older than this competes with
-    streams that are ahead; shared_steps: (n, steps): from n decoding sequences on, so many decode steps are launched at
-    once, because the host's time for a launch grows with the sequences, and soon exceeds the device's.
+    prefill_rows: rows of one prefill, so that running streams need not wait long (a longer prompt is prefilled alone);
+    batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: the same for a batch with a first
+    chunk of rank 0 or 1; offline_batch_frames: the same for offline work alone, if batches have no padding;
+    spare_slots: share of the slots that offline work leaves to streams; guard_s: a stream with less slack is about to
+    run dry (`_GUARD_BATCHES` makes it shorter on fast devices); calm_s: a prefill goes before decode steps if all their
+    sequences have more slack than this; patience_s: offline work older than this competes with streams that are ahead;
+    shared_steps: pairs (n, steps): if n or more sequences decode, `steps` decode steps are launched at once, because
+    the host's time for a launch grows with the sequences, and soon exceeds the device's time.
     """
 
     prefill_rows: int = 1024
@@ -87,7 +87,7 @@ class Limits:
     shared_steps: tuple[tuple[int, int], ...] = ((32, 4), (8, 2))
 
     def within(self, frames: int | None) -> Limits:
-        """These limits, with batches of at most this many mel frames; None: unchanged."""
+        """Return these limits with batches of at most this many mel frames; unchanged if `frames` is None."""
         if frames is None:
             return self
         return replace(
@@ -120,7 +120,7 @@ class Plan(NamedTuple):
 
 
 class SchedulerState(NamedTuple):
-    """The plan's inputs beside the requests.
+    """The inputs of a plan besides the requests.
 
     lm_open, synthesis_open: whether the queue takes more work now; slots_free, slots_total: language-model slots;
     steps_in_flight: decode steps whose tokens have not arrived; running: flow batches; batches_open: whether another
@@ -161,7 +161,7 @@ class Scheduler:
         self._guard_s, self._calm_slots = limits.guard_s, 0
 
     def plan(self, requests: Collection[RequestState], at: SchedulerState) -> Plan:
-        """The most urgent work of each open queue; if both share a processor, only that of the more urgent queue."""
+        """Return the most urgent work of each open queue; if both share a processor, of the more urgent queue only."""
         self._chunks_s.clear()
         frames = self._limits.urgent_batch_frames
         rows = -(-frames // _ROW_FRAMES)
@@ -177,7 +177,7 @@ class Scheduler:
         return Plan(lm[1].prefill, lm[1].decode, synthesis[1].start, synthesis[1].advance)
 
     def urgency(self, sequence: SequenceState, now: float, work_s: float) -> Urgency:
-        """The urgency of a sequence; work_s: seconds that its next chunk still needs."""
+        """Return the urgency of a sequence; work_s: seconds that its next chunk still needs."""
         request = sequence.request
         if not request.live:
             slack = request.accepted_at + self._limits.patience_s - now
@@ -190,7 +190,7 @@ class Scheduler:
         return Urgency(DRY if slack < self._guard_s else AHEAD, slack)
 
     def _language_model(self, requests: Collection[RequestState], at: SchedulerState) -> tuple[Urgency, Plan] | None:
-        """The language model's next work, a prefill or decode steps, and its urgency; None: no work."""
+        """Return the language model's next work, a prefill or decode steps, and its urgency; None if it has no work."""
         waiting: list[SequenceState] = []
         decoding: list[SequenceState] = []
         spared = int(at.slots_total * self._limits.spare_slots)
@@ -237,11 +237,11 @@ class Scheduler:
         return least, Plan(decode=1 if self._exclusive else self._steps(decoding, at))
 
     def _gives_way(self, decoding: Sequence[SequenceState], at: SchedulerState) -> bool:
-        """Whether decode steps wait for a running flow batch of streams, which they would slow down on the same device.
+        """Return whether decode steps wait for a running flow batch of streams, which they would slow down.
 
-        They never wait if a sequence among them is pressed for time (`_presses`). If few sequences decode, they wait
-        only for urgent batches. If many do, they wait for any batch, but first tokens may go ahead (`_CALM_SLOTS`):
-        waiting sequences are then decoded together, in fewer steps, and more of the device is left to the flow.
+        They never wait if a decoding sequence needs tokens now (`_presses`). If few sequences decode, steps wait only
+        for urgent batches. If many decode, steps wait for any batch, but first tokens may go ahead (`_CALM_SLOTS`):
+        waiting sequences then share steps, so that there are fewer steps, and more of the device is left to the flow.
         """
         many = len(decoding) >= _SHARED_SLOTS
         most = AHEAD if many else FIRST
@@ -256,7 +256,7 @@ class Scheduler:
         return not any(self._presses(one, at.now, step_s, pause_s) for one in decoding)
 
     def _presses(self, sequence: SequenceState, now: float, step_s: float, pause_s: float) -> bool:
-        """Whether the sequence needs tokens now: its listener would soon hear a gap, or it has waited for too long.
+        """Return whether the sequence needs tokens now: its listener would soon hear a gap, or it has waited too long.
 
         pause_s: the longest wait for first tokens after a sequence's prefill; 0: few sequences share a step.
         """
@@ -276,7 +276,7 @@ class Scheduler:
         return slack - self._chunk_s(max(tokens_per_second, self._least_long), 0) < 2 * self._guard_s
 
     def _steps(self, decoding: Sequence[SequenceState], at: SchedulerState) -> int:
-        """Decode steps to launch at once: one if few sequences share them, because each token is then wanted sooner."""
+        """Return how many decode steps to launch at once: one if few sequences share it, so that tokens come soon."""
         steps = next((steps for least, steps in self._limits.shared_steps if len(decoding) >= least), 1)
         if steps > 1:
             requests = ((one, one.request) for one in decoding)
@@ -287,7 +287,7 @@ class Scheduler:
         return steps
 
     def _token_urgency(self, sequence: SequenceState, now: float, step_s: float, making: int = 0) -> Urgency:
-        """The urgency of a sequence's tokens; it is lower if the next chunk has all tokens and waits only for the flow.
+        """Return the urgency of a sequence's tokens, which is lower if the next chunk already has its tokens.
 
         making: tokens of the sequence's chunk that is in flow or vocoder now; its audio is heard before the next chunk.
         """
@@ -313,7 +313,7 @@ class Scheduler:
         return tuple(chosen)
 
     def _synthesis(self, requests: Collection[RequestState], at: SchedulerState) -> tuple[Urgency, Plan] | None:
-        """The next work of flow and vocoder, a batch to begin or to advance, and its urgency; None: no work."""
+        """Return the next work of flow and vocoder, a batch to begin or to advance, and its urgency, or None."""
         if not at.running:
             return self._start(requests, at.now)
         urgency, batch = min(((self._batch_urgency(one, at.now), one) for one in at.running), key=itemgetter(0))
@@ -330,7 +330,7 @@ class Scheduler:
         return urgency, Plan(advance=batch)
 
     def _decodes_first(self, requests: Collection[RequestState], now: float) -> bool:
-        """Whether few sequences decode, among them one of a stream that has not sounded, and ready chunks can wait."""
+        """Return whether few sequences decode, a stream lacks tokens for its first audio, and ready chunks can wait."""
         able = (one for request in requests if not request.closed for one in request.decodable())
         decoding = [one for one in able if one.phase is Phase.DECODING]
         silent = (one for one in decoding if one.request.live and one.request.sounding_since is None)
@@ -340,7 +340,7 @@ class Scheduler:
         return few and all(its > Urgency(AHEAD, _SCARCE_S) for its, _ in self._ready(near, now))
 
     def _overtaken(self, requests: Collection[RequestState], rank: int, now: float) -> bool:
-        """Whether a stream has a chunk that could begin and is more urgent than this rank.
+        """Return whether a stream has a chunk that could begin and is more urgent than this rank.
 
         Offline work waits for any batch. This runs at every step, so costs are predicted for few chunks only.
         """
@@ -367,7 +367,7 @@ class Scheduler:
         return any(self._urgency_of(chunk, now).rank < rank for chunk in near if chunk is not None)
 
     def _start(self, requests: Collection[RequestState], now: float) -> tuple[Urgency, Plan] | None:
-        """A new batch: the most urgent chunk, and chunks that may join it without making it late."""
+        """Return a new batch, the most urgent chunk and chunks that may join it, and its urgency, or None."""
         ready = self._ready(requests, now)
         if not ready:
             return None
@@ -412,7 +412,7 @@ class Scheduler:
         return self._short.stage([chunk.frames]) if chunk.attention is AttentionMode.BLOCKS else Stage.FLOW
 
     def _ready(self, requests: Iterable[RequestState], now: float) -> list[tuple[Urgency, ChunkPlan]]:
-        """Chunks that the flow could begin; for a stream only the next chunk of its current sequence."""
+        """Return chunks that the flow could begin; for a stream only the next chunk of its current sequence."""
         ready: list[tuple[Urgency, ChunkPlan]] = []
         for request in requests:
             if request.closed:
@@ -436,7 +436,7 @@ class Scheduler:
         return min((self.urgency(one, now, batch.seconds_left) for one in awaited), default=_UNRIVALLED)
 
     def _chunk_s(self, frames: int, past: int) -> float:
-        """Seconds of flow and vocoder for mel frames that attend to past frames; more of either never takes less."""
+        """Return the seconds of flow and vocoder for frames that attend to past frames; more frames never take less."""
         past = past // _PAST_STEP * _PAST_STEP
         seconds = self._chunks_s.get((frames, past))
         if seconds is None:
@@ -447,18 +447,18 @@ class Scheduler:
 
 
 def _oldest_first(ready: tuple[Urgency, ChunkPlan]) -> tuple[int, float]:
-    """Sorting key of chunks that could begin. Streams that are ahead go by age, so they are finished one after another.
+    """Return the sorting key of a ready chunk. Streams that are ahead go by age, and so finish one after another.
 
-    Each started stream holds the state of its past. In the order of slack all streams would go on side by side until
-    the memory is full, and most of the work would then be to compute missing pasts again.
+    Each started stream holds the state of its past. In the order of slack, all streams would progress together until
+    the memory is full. Most work would then be to compute missing pasts again.
     """
     (rank, slack), chunk = ready
     return rank, chunk.sequence.request.accepted_at if rank == AHEAD else slack
 
 
 def _joins(short: Urgency, long: Urgency) -> bool:
-    """Whether a short chunk joins a long one instead of going ahead of it. A first chunk does so only if the long one's
-    listener has little audio left: if many small batches went first, long chunks would come too late.
+    """Return whether a short chunk joins a long chunk instead of going ahead of it. A first chunk joins only if the
+    long chunk's listener has little audio left: behind many small batches, long chunks would come too late.
     """
     if short.rank == FIRST:
         return long.rank != FIRST and long < Urgency(AHEAD, _SCARCE_S)

@@ -28,7 +28,7 @@ MAX_POSITIONS = 5_120
 """The most positions of a slot: 200 text tokens at 20 speech tokens each, and 30 s of reference with its transcript."""
 CPU_SLOTS = 32
 CUDA_SLOTS = 256
-"""The most slots by default. With more, the time of a decode step grows in proportion to their number."""
+"""The most slots by default. With more slots, the time of a decode step grows in proportion to their number."""
 CPU_STATE_BYTES = 2 << 30
 SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.25
 """Shares of the CUDA memory that the weights leave: at most SLOTS_SHARE for slots (more if FEWEST_SLOTS need it), and
@@ -37,9 +37,10 @@ CUDA_BYTES, LATER_BYTES = 3 << 28, 1 << 28
 """Bytes that CUDA takes beside torch's allocations, for its context and the code of kernels and libraries; LATER_BYTES
 of them are taken only after memory was divided."""
 FEWEST_FRAMES = 2_048
-"""The largest flow batch has at least this many mel frames, however little memory there is: smaller ones are slow."""
+"""The largest flow batch has at least this many mel frames, however little memory is left: smaller ones would be
+slow."""
 FEWEST_BYTES, ROOT_BYTES = 15 << 27, 72 << 20
-"""With kernels: bytes of CUDA graphs and batches up to FEWEST_FRAMES, and their growth with the square root of the
+"""With kernels: bytes of CUDA graphs and batches up to FEWEST_FRAMES, and growth in bytes for each square root of
 frames; fitted to engines of CosyVoice 2 and 3 on an H200 (benchmarks/results/gpu)."""
 FEWEST_SLOTS = 8
 LONE_SLOTS_SHARE = 0.5
@@ -54,21 +55,21 @@ _KINDS = {"bool": bool, "str": str}
 
 @dataclass(frozen=True)
 class EngineSettings(AdmissionLimits):
-    """The operator's choices, admission's limits included; None: as the device's memory allows.
+    """The operator's settings, admission's limits included; a size that is None is chosen to fit the device's memory.
 
     slots: sequences that the language model decodes at once; slots_share: if `slots` is None, slots take at most this
     share of the CUDA memory that the weights leave, None: a quarter, or half if there is only a language model;
     state_bytes: memory for the flow's state of the past; memory_bytes: the most memory of a CUDA device that may be
-    taken, the weights included; kernels: whether our own kernels and CUDA graphs are used, None: if they are
-    faster, on CUDA devices in 16 bit; deterministic: slower, but a request always gives the same bits, whatever other
-    requests share its batches; watermark: the audio carries an inaudible mark of synthetic speech, and comes 20 ms
-    later; lm_backend, flow_backend: runtimes of the language model and of the flow's velocity estimator, see
-    docs/backends.md; trt_concurrent: execution contexts of TensorRT; tp: GPUs that share each layer of the language
-    model; pp: GPUs among which its layers are divided; trust_model_code: run files of the model's folder that hold
-    code, even if they were not made on this machine; flow_steps: official or fast (`FlowSteps`), for requests that do
-    not choose; adapters: folders of LoRA adapters of the language model, by the names that requests use; max_adapters:
-    the most adapters that may be loaded at once, `adapters` included, 0: as many as `adapters` has; max_adapter_rank:
-    the largest rank of an adapter.
+    taken, the weights included; kernels: whether our own kernels and CUDA graphs are used, None: on CUDA devices in 16
+    bit, where they are faster; deterministic: slower, but a request always gives the same bits, whatever other requests
+    share its batches; watermark: the audio carries an inaudible mark of synthetic speech, and comes 20 ms later;
+    lm_backend, flow_backend: runtimes of the language model and of the flow's velocity estimator, see docs/backends.md;
+    trt_concurrent: execution contexts of TensorRT; tp: GPUs that share each layer of the language model; pp: GPUs among
+    which its layers are divided; trust_model_code: run files of the model's folder that hold code, even if they were
+    not made on this machine; flow_steps: official or fast (`FlowSteps`), for requests that do not choose; adapters:
+    folders of LoRA adapters of the language model, by the names that requests use; max_adapters: the most adapters that
+    may be loaded at once, `adapters` included; 0 means as many as `adapters` has; max_adapter_rank: the largest rank of
+    an adapter.
     """
 
     slots: int | None = None
@@ -164,7 +165,7 @@ def plan_memory(models: Models | LanguageModel, settings: EngineSettings) -> Mem
 def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, kernels: bool) -> MemoryPlan:
     """Divide a CUDA device's memory. Only sizes are read, so it works without a device and on models without weights.
 
-    room: bytes that the weights leave; kernels: whether they are used. Raises InvalidRequest if memory is too little.
+    room: bytes that the weights leave; kernels: whether kernels are used. Raises InvalidRequest if room is too little.
     """
     has_flow, capacity = isinstance(models, Models), _capacity(models)
     keeps_state = has_flow and models.config.generation is not Generation.V1
@@ -199,7 +200,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
 
 
 def _batches_bytes(frames: int) -> int:
-    """Estimate the bytes of batches and CUDA graphs; frames: mel frames of the largest batch with a graph."""
+    """Estimate the bytes that batches and CUDA graphs take; frames: mel frames of the largest batch with a graph."""
     return FEWEST_BYTES + int(ROOT_BYTES * (sqrt(frames) - sqrt(FEWEST_FRAMES)))
 
 
@@ -208,18 +209,18 @@ def _capacity(models: Models | LanguageModel) -> int:
 
 
 def has_language_model(models: Models | LanguageModel) -> bool:
-    """Whether the language model has weights; without weights it is on torch's meta device."""
+    """Return whether the language model has weights; without weights it is on torch's meta device."""
     return not next(models.lm.parameters()).is_meta
 
 
 def slot_bytes(model: Models | LanguageModel, capacity: int) -> int:
-    """Bytes of keys and values for this many positions in all layers."""
+    """Return the bytes of keys and values of a slot with `capacity` positions, in all layers."""
     lm = model.config.lm
     return 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * model.dtype.itemsize
 
 
 def adapter_bytes(model: Models | LanguageModel, settings: EngineSettings) -> int:
-    """Bytes of all places for adapters, each of the largest rank. CosyVoice 1 has none: raises UnsupportedModel."""
+    """Return the bytes of all adapter places, each of the largest rank. UnsupportedModel: the model is CosyVoice 1."""
     if not settings.adapter_places:
         return 0
     rank = rounded(settings.max_adapter_rank, RANK_STEP)
@@ -227,15 +228,15 @@ def adapter_bytes(model: Models | LanguageModel, settings: EngineSettings) -> in
 
 
 def suits_kernels(generation: Generation, dtype: torch.dtype) -> bool:
-    """Whether our own kernels are faster on a CUDA device; CosyVoice 1 has no kernels."""
+    """Return whether our own kernels are faster on a CUDA device; CosyVoice 1 has no kernels."""
     return generation is not Generation.V1 and dtype != torch.float32
 
 
 def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bool:
-    """Whether the stages run on our own kernels.
+    """Return whether the stages run on our own kernels.
 
     Raises:
-        InvalidRequest: kernels were asked for, and cannot run here.
+        InvalidRequest: the settings ask for kernels, which cannot run on this device.
     """
     can = usable(models.device)
     wanted = settings.kernels
@@ -252,7 +253,7 @@ def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bo
 
 
 def room_beside(weights: int, memory_bytes: int) -> int:
-    """Bytes of `memory_bytes` that remain beside the weights. Raises InvalidRequest if too few remain."""
+    """Return how many of `memory_bytes` remain beside the weights. Raises InvalidRequest if too few remain."""
     room = memory_bytes - weights - CUDA_BYTES
     if room < LEAST_ROOM:
         raise InvalidRequest(
@@ -263,7 +264,7 @@ def room_beside(weights: int, memory_bytes: int) -> int:
 
 
 def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
-    """Bytes that may be taken beside the weights.
+    """Return how many bytes of the device may be taken beside the weights.
 
     Raises:
         InvalidRequest: too little is free, or `memory_bytes` leaves too little.
@@ -281,8 +282,7 @@ def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
 
 
 def host_memory(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may use: the machine's memory, or less if a control group (container, systemd) limits
-    it."""
+    """Return the bytes that this process may use: the machine's memory, or a lower limit of its control group."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):  # not every system has these values

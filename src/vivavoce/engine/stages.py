@@ -44,7 +44,7 @@ class LMInterface(Protocol):
 
     @property
     def decoding(self) -> int:
-        """Number of slots with a run in progress, according to the ids that were collected."""
+        """Number of slots with a run in progress, as far as the collected ids show."""
 
     @property
     def in_flight(self) -> int:
@@ -55,13 +55,13 @@ class LMInterface(Protocol):
         """Number of decode steps whose ids were not collected yet."""
 
     def prepare(self, slots: int | None = None) -> None:
-        """Record in advance the launches that this many slots need; None: all slots."""
+        """Record in advance the launches that this many slots need; if None, that all slots need."""
 
     def check(self, run: DecodeRun, slot: int | None = None) -> None:
         """Raise InvalidRequest for a run that needs more positions than the slot has left (None: an empty slot)."""
 
     def open(self, params: SamplingParams, seed: int) -> int:
-        """Take a free slot; returns its number."""
+        """Take a free slot, and return its number."""
 
     def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
         """Begin a run in each of these slots: prefill its rows, in one forward pass, and sample its first id."""
@@ -70,7 +70,7 @@ class LMInterface(Protocol):
         """For every slot whose run is in progress, sample `steps` more ids, or fewer if the run ends."""
 
     def collect(self, wait: bool) -> list[Sampled]:
-        """Ids of finished launches, oldest first; wait: block for the oldest one if none is finished.
+        """Return the ids of finished launches, oldest first; wait: if none is finished, block until the oldest is.
 
         Raises EngineStopped if no more ids will come; after any other error it is unknown which launch failed.
         """
@@ -79,14 +79,14 @@ class LMInterface(Protocol):
         """Block until the oldest launch whose ids were not collected is finished."""
 
     def close(self, slot: int) -> None:
-        """Free a slot at once; ids that are still on their way to it are dropped."""
+        """Free a slot at once; ids of its run that arrive later are dropped."""
 
     def shutdown(self) -> None:
         """End processes and threads of the runtime. The stage is not used afterwards."""
 
 
 class FlowJobInterface(Protocol):
-    """One running batch of the flow; share: its number of network evaluations, divided by that of official steps."""
+    """A running batch of the flow; share: its network evaluations, divided by the evaluations of official steps."""
 
     share: float
 
@@ -95,22 +95,23 @@ class FlowJobInterface(Protocol):
         """Number of calls of `step` until the batch is done."""
 
     def step(self) -> None:
-        """Take one step; does not wait for the device."""
+        """Take one step, without waiting for the device."""
 
     def result(self) -> Sequence[Tensor | None]:
-        """Mels [frames, bins] of a done job's rows, in order; None for rows that compute a prompt's state."""
+        """Return the mels [frames, bins] of a done job's rows, in order; None for rows that compute a prompt's
+        state."""
 
     def abandon(self) -> None:
         """Give the batch up; its streams stay as they were."""
 
 
 class FlowInterface(Protocol):
-    """Speech tokens → mel, by chunks. State is a cache: a missing past is computed again, with the same result.
+    """Turns speech tokens into mel, by chunks. State is a cache: a missing past is computed again with the same result.
 
     A stream (from `open`) has these attributes. `voice`: the key of its voice's prompt, None: the prompt has no state.
     `known`: the state that the next chunk continues, or None. `prompt_end`: number of prompt tokens that the state of
     the prompt covers. `meet`, if there is a voice: a method that notes that a stream will use the voice's prompt, and
-    returns whether no earlier stream did.
+    returns True if it is the first such stream.
     """
 
     @property
@@ -126,14 +127,14 @@ class FlowInterface(Protocol):
         """Free the state of a sequence; may be called again."""
 
     def lacks_prompt(self, stream: Any) -> bool:
-        """Whether the state of the sequence's voice is missing, and is to be computed."""
+        """Return whether the state of the voice's prompt is missing and can be computed."""
 
     def start(self, rows: Sequence[FlowRow]) -> FlowJobInterface:
-        """Begin one batch of rows with the same attention; sets their frames. If it raises, nothing was begun."""
+        """Begin a batch of rows with the same attention, and set their `frames`. If it raises, nothing was begun."""
 
 
 class VocoderInterface(Protocol):
-    """Mel → samples, by pieces. A stream (from `open`) has the method `frames_of`, see `VocoderStream`."""
+    """Turns mel into samples, by pieces. A stream (from `open`) has the method `frames_of`, see `VocoderStream`."""
 
     def prepare(self, frames: int | None = None) -> None:
         """Record in advance the launches of batches of up to this many mel frames; None: of any size."""
@@ -145,7 +146,7 @@ class VocoderInterface(Protocol):
         """Free the state of a sequence; may be called again."""
 
     def run(self, rows: Sequence[VocoderRow]) -> list[Tensor]:
-        """Samples [n] float32 of each row, on the device. If it raises, nothing is changed."""
+        """Return the samples of each row, [n] float32 on the device. If it raises, nothing is changed."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ Fail = Callable[[Sequence[SequenceState], Exception], None]
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device or the host had too little memory for a batch's tensors: a smaller batch may fit."""
+    """Return whether the device or the host had too little memory for a batch's tensors: a smaller batch may fit."""
     # On the CPU torch raises a plain RuntimeError from its allocator.
     return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
@@ -170,7 +171,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def not_finite() -> StageFailed:
-    """The error of a request whose samples are not finite: an overflow, or bad weights or features."""
+    """Return the error for a request with samples that are not finite, by an overflow or by bad weights or features."""
     return StageFailed(
         "engine: samples of this request are not finite; use --dtype float32, which does not overflow; if that does "
         "not help, the voice or the model's weights are at fault"
@@ -178,7 +179,7 @@ def not_finite() -> StageFailed:
 
 
 def explained(error: Exception) -> VivavoceError:
-    """The error with which a request ends if a stage raised `error`."""
+    """Return the error with which a request ends if a stage raised `error`."""
     if isinstance(error, VivavoceError):
         return error
     if is_out_of_memory(error):

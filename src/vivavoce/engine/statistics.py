@@ -13,7 +13,7 @@ from vivavoce.engine.cost_model import Stage
 
 
 def log_bounds(low: float, high: float, per_decade: int) -> tuple[float, ...]:
-    """Upper bounds of buckets from `low` up to at least `high`, `per_decade` for each factor of ten."""
+    """Return upper bounds of buckets from `low` up to at least `high`, `per_decade` for each factor of ten."""
     bounds = [low]
     while bounds[-1] < high * (1 - 1e-9):
         bounds.append(low * 10 ** (len(bounds) / per_decade))
@@ -128,7 +128,7 @@ class Statistics:
     """Holds the counters (`now`). Any thread may change or copy them while it holds `lock`, for microseconds."""
 
     def __init__(self) -> None:
-        # Reentrant: while a thread counts, garbage collection in it may end a request, and that is counted, too.
+        # Reentrant: while a thread counts, garbage collection in it may end a request, which is counted, too.
         self.lock, self.now = RLock(), StatisticsSnapshot()
         self._stages = {entry.stage: entry for entry in self.now.stages}
 
@@ -142,7 +142,7 @@ class Statistics:
                 counted.queued_s.observe(seconds)
 
     def snapshot(self, waiting: int = 0) -> StatisticsSnapshot:
-        """A copy of all counters; waiting: accepted requests that have not started."""
+        """Return a copy of all counters; waiting: number of accepted requests that have not started."""
         with self.lock:
             copy = deepcopy(self.now)
         copy.waiting = waiting

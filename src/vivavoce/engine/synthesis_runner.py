@@ -26,7 +26,7 @@ from vivavoce.engine.vocoder_stage import VocoderRow
 log = logging.getLogger(__name__)
 
 _MOST_BATCHES = 2
-"""Maximum number of unfinished flow batches; the device computes a step of one, then a step of another."""
+"""The most unfinished flow batches; each launch is one step of one batch, so an urgent batch can go first."""
 
 
 @dataclass(eq=False)
@@ -74,7 +74,7 @@ class SynthesisRunner:
         self._padded, self._one_by_one = padded, one_by_one
         self._batches: list[_Batch] = []
         self.failed: deque[tuple[Sequence[ChunkPlan], bool]] = deque()
-        """Chunks of each failed batch, to be tried again in smaller ones, and whether that is the last attempt."""
+        """Chunks of failed batches, which are tried again in smaller batches, and whether that is the last attempt."""
         self._leaving: deque[tuple[Sequence[ChunkPlan], Sequence[Tensor], QueueEvent]] = deque()
         """Samples that are being copied to the host."""
 
@@ -84,7 +84,7 @@ class SynthesisRunner:
         return bool(self._batches or self._leaving or self.failed) or self.queue.busy
 
     def running(self) -> tuple[Sequence[RunningBatch], bool]:
-        """The running batches (a vocoder batch has one step), and whether another flow batch may begin beside them."""
+        """Return the running batches (a vocoder batch has one step), and whether another flow batch may begin."""
         in_flow = 0
         for batch in self._batches:
             batch.seconds_left = self._costs.predict(batch.stage, batch.size)
@@ -205,7 +205,8 @@ class SynthesisRunner:
         self.queue.settle(wait=True)
 
     def collect(self) -> list[tuple[ChunkPlan, NDArray[np.float32]]]:
-        """Chunks whose samples have arrived at the host, [n] float32, in the order in which their batches ended."""
+        """Return chunks, with samples [n] float32, that have arrived at the host, in the order in which batches
+        ended."""
         for batch in self._batches[:]:
             if all(chunk.sequence.request.closed for chunk in batch.chunks):
                 if batch.job is not None:
@@ -240,7 +241,7 @@ class SynthesisRunner:
         except Exception as error:
             self._recover(chunks, error, last)
             return
-        # All frames that the flow computes, those of earlier chunks too if their state is missing.
+        # All frames that the flow computes, with the frames of earlier chunks if their state is missing.
         frames = [row.frames for row in rows]
         stage = self.flow.short.stage(frames) if all(row.after for row in rows) else Stage.FLOW
         size = self._size(frames, sum(row.past_frames for row in rows))

@@ -24,13 +24,14 @@ class TextCursor:
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, Floats]] = []
-        """For each speech token: a first text token, and the attention to it and to later ones; empty if unknown."""
+        """For each speech token: the first text token whose attention was read, and the attention from it on, if
+        known."""
         self.astray: list[float] = []
-        """For each speech token: the share of its attention that goes to the prompt's text; 0 if that was not read."""
+        """For each speech token: the share of its attention that goes to the prompt's text; 0 if it was not read."""
         self.prompt_ids: list[int] = []
-        """For each speech token: the prompt's text token with the most attention; −1: none was read."""
+        """For each speech token: the prompt's text token with the most attention; −1 if it was not read."""
         self.looked_at: list[int] = []
-        """For each speech token: the text token with the most attention; −1: none has `_SURE` of it."""
+        """For each speech token: the text token with the most attention; −1 if no text token has `_SURE` of it."""
         self._attended = np.zeros(0, np.float32)
         self._scores = np.zeros(1, np.float64)
         self._came: list[NDArray[np.int32]] = []
@@ -42,7 +43,7 @@ class TextCursor:
     def add(self, count: int, attention: Floats | None = None, first: int = 0) -> None:
         """Add `count` speech tokens; attention: [count, text tokens] from the text token `first` on, None: unknown.
 
-        Text tokens before 0 are the prompt's.
+        Text tokens below 0 belong to the prompt.
         """
         nothing = np.zeros(0, np.float32)
         for place in range(count):
@@ -92,7 +93,7 @@ class TextCursor:
         return len(self._attended)
 
     def positions(self) -> NDArray[np.int64]:
-        """The text token on the best path, for each speech token so far."""
+        """Return the text token on the best path, for each speech token so far."""
         path = np.zeros(len(self._came), np.int64)
         if not len(path):
             return path
@@ -102,20 +103,20 @@ class TextCursor:
         return path
 
     def reached(self) -> list[tuple[int, int]]:
-        """(text token, speech token) for each text token on the path and the first speech token there, in order."""
+        """Return, in order, each text token on the path, with the first speech token that is at it."""
         path = self.positions()
         starts = np.flatnonzero(np.diff(path, prepend=-1) > 0)
         return [(int(path[place]), int(place)) for place in starts]
 
     def attended(self, ids: int) -> Floats:
-        """The summed attention of all speech tokens so far to each of the first `ids` text tokens."""
+        """Return the summed attention of all speech tokens so far to each of the first `ids` text tokens."""
         total = np.zeros(ids, np.float32)
         known = min(ids, len(self._attended))
         total[:known] = self._attended[:known]
         return total
 
     def kept(self, count: int) -> TextCursor:
-        """A new cursor that has followed only the first `count` speech tokens."""
+        """Return a new cursor that has followed only the first `count` speech tokens."""
         cursor = TextCursor()
         for first, row in self._rows[:count]:
             cursor._take(first, row)

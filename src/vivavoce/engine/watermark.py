@@ -32,12 +32,12 @@ _HOP_S = 0.01
 
 
 def band_edges() -> Floats:
-    """Edges of the bands [NUM_BANDS + 1] in hertz, all of one width."""
+    """Return the edges of the bands, [NUM_BANDS + 1] in hertz; all bands have one width."""
     return np.linspace(LOWEST_HZ, HIGHEST_HZ, NUM_BANDS + 1)
 
 
 def pattern(key: bytes = KEY) -> Floats:
-    """Signs ±1 [NUM_TILES, NUM_BANDS] of the tiles.
+    """Return the signs of the tiles, ±1, [NUM_TILES, NUM_BANDS].
 
     Each bit of the key's hash gives the signs of two by two tiles: neighbours in time and in frequency are opposite. So
     each band and each moment keeps its loudness, and the detector compares neighbours, which are alike in speech.
@@ -50,7 +50,7 @@ def pattern(key: bytes = KEY) -> Floats:
 
 @lru_cache(maxsize=8)
 def _changes(sample_rate: int, size: int) -> Samples:
-    """Gain − 1 for each tile and each frequency of a frame of `size` samples, [NUM_TILES, size // 2 + 1]."""
+    """Return gain − 1 for each tile and each frequency of a frame of `size` samples, [NUM_TILES, size // 2 + 1]."""
     band = np.searchsorted(band_edges(), np.fft.rfftfreq(size, 1 / sample_rate), side="right") - 1
     inside = (band >= 0) & (band < NUM_BANDS)
     levels = np.where(inside, pattern()[:, band.clip(0, NUM_BANDS - 1)], 0) * DEPTH_DB
@@ -63,7 +63,7 @@ class WatermarkStream:
     """Marks one stream of mono speech, piece by piece; each stream needs a new object.
 
     sample_rate: hertz, at least 8000. The marked speech is as long as its input, and the same however the input is cut.
-    The delay is below 20 ms: a sample is returned at the latest when 20 ms less one sample of later speech were added.
+    The delay is below 20 ms: a sample is returned at the latest when 20 ms minus one sample of later speech were added.
     Silence stays silence, and frequencies below 200 and above 3500 Hz hardly change.
 
     Raises:
@@ -81,7 +81,7 @@ class WatermarkStream:
         self._num_frames = 0
 
     def mark(self, samples: Samples) -> Samples:
-        """Add speech [n]; returns the marked samples [m], float32, that are complete by now; m may be 0."""
+        """Add speech [n], and return the marked samples [m], float32, that are complete by now; m may be 0."""
         self._waiting = np.concatenate((self._waiting, np.asarray(samples, np.float32)))
         hop, first = self._hop, self._num_frames
         count = len(self._waiting) // hop - 1
@@ -100,12 +100,12 @@ class WatermarkStream:
         return marked.reshape(-1)[hop if first == 0 else 0 :]  # the first hop lies before the speech
 
     def finish(self) -> Samples:
-        """The rest of the marked samples; no samples can be added after this."""
+        """Return the rest of the marked samples; no samples can be added after this."""
         left = len(self._waiting) - (self._hop if self._num_frames == 0 else 0)
         return self.mark(np.zeros(2 * self._hop, np.float32))[:left]
 
 
 def marked_chunk(stream: WatermarkStream, chunk: AudioChunk) -> AudioChunk:
-    """The chunk with the marked samples that are complete by now; the final chunk gets all that are left."""
+    """Return the chunk with the marked samples that are complete by now; the final chunk gets all remaining samples."""
     samples = stream.mark(chunk.samples)
     return replace(chunk, samples=np.concatenate((samples, stream.finish())) if chunk.final else samples)
