@@ -37,8 +37,7 @@ CUDA_BYTES, LATER_BYTES = 3 << 28, 1 << 28
 """Bytes that CUDA takes beside torch's allocations, for its context and the code of kernels and libraries; LATER_BYTES
 of them are taken only after memory was divided."""
 FEWEST_FRAMES = 2_048
-"""The largest flow batch has at least this many mel frames, however little memory is left: smaller ones would be
-slow."""
+"""The largest flow batch has at least this many mel frames, even if little memory is left: smaller batches are slow."""
 FEWEST_BYTES, ROOT_BYTES = 15 << 27, 72 << 20
 """With kernels: bytes of CUDA graphs and batches up to FEWEST_FRAMES, and growth in bytes for each square root of
 frames; fitted to engines of CosyVoice 2 and 3 on an H200 (benchmarks/results/gpu)."""

@@ -98,7 +98,7 @@ class FlowJobInterface(Protocol):
         """Take one step, without waiting for the device."""
 
     def result(self) -> Sequence[Tensor | None]:
-        """Return the mels [frames, bins] of a done job's rows, in order; None for rows that compute a prompt's
+        """Return the mels [frames, bins] of a done job's rows, in order; None for a row that computes a prompt's
         state."""
 
     def abandon(self) -> None:

@@ -205,8 +205,7 @@ class SynthesisRunner:
         self.queue.settle(wait=True)
 
     def collect(self) -> list[tuple[ChunkPlan, NDArray[np.float32]]]:
-        """Return chunks, with samples [n] float32, that have arrived at the host, in the order in which batches
-        ended."""
+        """Return chunks whose samples, [n] float32, have arrived at the host, in the order in which batches ended."""
         for batch in self._batches[:]:
             if all(chunk.sequence.request.closed for chunk in batch.chunks):
                 if batch.job is not None:

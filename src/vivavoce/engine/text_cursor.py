@@ -24,8 +24,7 @@ class TextCursor:
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, Floats]] = []
-        """For each speech token: the first text token whose attention was read, and the attention from it on, if
-        known."""
+        """For each speech token: a text token, and the attention to it and to later text tokens; empty if unknown."""
         self.astray: list[float] = []
         """For each speech token: the share of its attention that goes to the prompt's text; 0 if it was not read."""
         self.prompt_ids: list[int] = []

@@ -42,14 +42,14 @@ _ROW_ARRAYS = 4
 
 @dataclass(frozen=True)
 class PrefillLayout:
-    """The layout of a prefill's integers; state: how many integers one slot's state has at the start of a run."""
+    """The layout of a prefill's integers; state: number of integers in one slot's state at the start of a run."""
 
     rows: int
     sequences: int
     state: int
 
     def views(self, inputs: Tensor) -> tuple[TiledRows, Tensor, Tensor]:
-        """Views of `inputs`: the network's rows, each sequence's slot, and each `Slot.start_row`, [sequences, state].
+        """Split `inputs` into the network's rows, each sequence's slot, and each `Slot.start_row`, [sequences, state].
 
         inputs: integers in the order of `numbers`.
         """
@@ -60,7 +60,7 @@ class PrefillLayout:
         return TiledRows(kinds, ids, slots, positions, last), places, states.view(self.sequences, self.state)
 
     def numbers(self, begun: Sequence[tuple[Slot, DecodeRun]], sink: int, vocabulary: Vocabulary) -> np.ndarray:
-        """The integers that begin these runs, int64. Padding belongs to the slot `sink`, which never has a run."""
+        """Return the integers that begin runs, int64. Padding belongs to the slot `sink`, which never has a run."""
         rows = np.zeros((_ROW_ARRAYS, self.rows), dtype=np.int64)
         rows[2] = sink
         places, last = np.full(self.sequences, sink), np.zeros(self.sequences, dtype=np.int64)
@@ -204,7 +204,7 @@ class GraphedSteps(SlotSteps):
     def _work(
         self, size: int | PrefillLayout, sampled: bool, watched: bool = False, adapted: bool = False
     ) -> CapturedGraph:
-        """The work of this size, before it is recorded; the rows of a prefill belong to the padding slot at first."""
+        """Return the unrecorded work of this size; the rows of a prefill belong to the padding slot at first."""
         count = size if isinstance(size, int) else size.sequences
         if sampled:
             out = torch.empty(count, dtype=torch.int64, device=self._device)

@@ -1,4 +1,4 @@
-"""Finds attention heads of a language model that follow the spoken text, and how many speech tokens the voice lags.
+"""Finds the attention heads of a language model that follow the spoken text, and the lag of the voice behind them.
 
 Some sentences are spoken first. A head is good if its attention moves through the text from left to right in small
 steps. To find the lag, one word after another is replaced by a different word: the speech tokens that then become
@@ -31,7 +31,7 @@ LAGS = (-2.0, 8.0)
 
 @dataclass(frozen=True)
 class SpokenSample:
-    """A sentence that the model has spoken; prompt: the prompt's rows; text: the place of the text's rows among them;
+    """A sentence that the model has spoken; prompt: the prompt's rows; text: the range of the text's rows in `prompt`;
     words: index of each word's first text token; tokens: the speech tokens."""
 
     prompt: tuple[Row, ...]
@@ -45,17 +45,17 @@ class SpokenSample:
 
     @property
     def queries(self) -> slice:
-        """The places of the rows at which the model predicted the speech tokens."""
+        """The range of the rows at which the model predicted the speech tokens."""
         return slice(len(self.prompt) - 1, len(self.prompt) - 1 + len(self.tokens))
 
 
 def has_heads(lm: object) -> TypeGuard[SpeechLM]:
-    """Whether the attention of this language model can be read."""
+    """Return whether the attention of this language model can be read."""
     return isinstance(lm, SpeechLM)
 
 
 def find_heads(lm: SpeechLM, samples: Sequence[SpokenSample]) -> TextHeads | None:
-    """The best heads with their lag and pace; None: no head follows the text well enough."""
+    """Return the best heads with their lag and pace; None if no head follows the text well enough."""
     samples = [one for one in samples if len(one.tokens) > 2 * _BEFORE and len(one.words) > 2]
     if len(samples) < 3:
         return None
@@ -77,7 +77,7 @@ def find_heads(lm: SpeechLM, samples: Sequence[SpokenSample]) -> TextHeads | Non
 
 
 def embedded(lm: SpeechLM, rows: Sequence[Row]) -> Tensor:
-    """The embeddings of the rows, [1, rows, hidden]."""
+    """Return the embeddings of the rows, [1, rows, hidden]."""
     tables = {
         RowKind.CONTROL: lm.control_rows,
         RowKind.TEXT: lm.text_embedding,
@@ -87,7 +87,7 @@ def embedded(lm: SpeechLM, rows: Sequence[Row]) -> Tensor:
 
 
 def _quick_scores(attention: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[layers, heads, tokens, text] → [layers, heads]: how evenly the text position rises, times the 3 top weights."""
+    """Score heads roughly by how evenly they move through the text; [layers, heads, tokens, text] → [layers, heads]."""
     tokens, text = attention.shape[2:]
     mean = attention @ np.arange(text)
     time = np.arange(tokens) - (tokens - 1) / 2
@@ -98,7 +98,7 @@ def _quick_scores(attention: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _score(attention: NDArray[np.float32]) -> float:
-    """[tokens, text]  →  mean attention within one token of the best path, times the path's share of text; 0 … 1."""
+    """Return the mean attention [tokens, text] near the best path, times the path's share of the text; 0 … 1."""
     path = _path(attention)
     near = [row[max(0, at - 1) : at + 2].sum() for row, at in zip(attention, path, strict=True)]
     return float(np.mean(near)) * float(path[-1] - path[0] + 1) / attention.shape[1]
@@ -121,13 +121,13 @@ def _lag(lm: SpeechLM, samples: Sequence[SpokenSample], attention: Sequence[NDAr
             if places and loss.max() > 1.0:
                 rises = [loss[at : at + _BEHIND].mean() - loss[max(0, at - _BEFORE) : at].mean() for at in places]
                 ahead.append(places[int(np.argmax(rises))] - begin)
-    # If the loss rises at a speech token, the word begins within this token: in its middle on average.
+    # If the loss rises at a speech token, the word begins within this token, on average in its middle.
     lag = float(np.median(ahead)) + 0.5 if len(ahead) >= 8 else None
     return lag if lag is not None and LAGS[0] <= lag <= LAGS[1] else None
 
 
 def _lost(lm: SpeechLM, sample: SpokenSample, other: SpokenSample) -> NDArray[np.float32]:
-    """For every second word, [words // 2, tokens]: the log-probability that tokens lose if the word is replaced."""
+    """Return the loss in tokens' log-probability if a word is replaced, for every second word: [words // 2, tokens]."""
     text, given = sample.prompt[sample.text], other.prompt[other.text]
     ends = (*sample.words[1:], len(text))
     changed = []

@@ -41,10 +41,10 @@ class DecodeRun:
 
     rows: appended at the slot's current position; allowed: control ids (ids that are not speech) that may be sampled;
     forced_at: after this many ids of this run the next id is the control id `forced`, whatever the model says;
-    min_tokens: before this many ids of this run the control ids `early_forbidden` are forbidden, even if allowed;
-    speaker: [speaker size] float32, for the row of kind `SPEAKER`; watched: indices of the text rows for which
-    attention weights are read, to follow the voice; unspoken: how many of the first watched rows are the prompt's text;
-    adapter: the LoRA adapter, the same in all runs of a slot.
+    min_tokens: before this many ids of this run the control ids `early_forbidden` are forbidden, even if they are in
+    `allowed`; speaker: [speaker size] float32, for the row of kind `SPEAKER`; watched: indices of the text rows for
+    which attention weights are read, to follow the voice; unspoken: number of first watched rows that are the prompt's
+    text; adapter: the LoRA adapter, the same in all runs of a slot.
     """
 
     rows: tuple[Row, ...]
@@ -77,7 +77,7 @@ def check_positions(run: DecodeRun, taken: int, capacity: int) -> None:
 def plain_run(
     config: LMConfig | ConformerLMConfig, request: SegmentRequest, *, official: bool, room: int | None
 ) -> DecodeRun:
-    """The run of a complete text: [sos, speaker, prompt text, text, task, prompt speech], then speech.
+    """Return the run of a complete text: [sos, speaker, prompt text, text, task, prompt speech], then speech.
 
     official: use the official minimum-length rule, which forbids only one of the stop ids; room: most speech tokens
     that the next stages can take, None: no limit. InvalidRequest: the run may need more positions than the model has.
@@ -96,7 +96,7 @@ def plain_run(
             "use a shorter text or reference"
         )
     stop_ids = tuple(vocabulary.stop_ids)
-    # The official code forbids only one of the stop ids before the minimum, so another one can still end it too early.
+    # The official code forbids only one stop id before the minimum, so another stop id can end the speech too early.
     early = (vocabulary.masked_before_minimum,) if official else stop_ids
     first, unspoken = 1 + (speaker is not None), len(voice.lm_text)
     before = 0 if request.guarded is None else unspoken
@@ -105,7 +105,7 @@ def plain_run(
 
 
 def adapted_rows(rows: Iterable[tuple[DecodeRun | None, range]], device: torch.device) -> dict[str, Any]:
-    """The keyword argument `adapted` for a pass over the rows of some runs; empty if no run has an adapter."""
+    """Return the keyword argument `adapted` for a pass over the rows of runs; empty if no run has an adapter."""
     by_adapter: dict[LoadedAdapter, list[int]] = {}
     for run, own in rows:
         if run is not None and run.adapter is not None:
@@ -119,10 +119,10 @@ def adapted_rows(rows: Iterable[tuple[DecodeRun | None, range]], device: torch.d
 
 
 class StreamingPrompt:
-    """Makes the successive runs of an interleaver's sequence, all in one slot, which must be empty at first.
+    """Makes the successive runs of a text that arrives in pieces, all in one slot, which must be empty at first.
 
     room: the most speech tokens that the next stages can take; capacity: the slot's positions; ∞ means no limit;
-    unwatched: number of first text rows that are not spoken, None: no text is watched; adapter: all runs use it.
+    unwatched: number of first text rows that are not spoken, None: no text is watched; adapter: for all runs.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class StreamingPrompt:
         return self._interleaver.done
 
     def next_run(self) -> DecodeRun | None:
-        """The next run; None: a run is in progress, text has not arrived yet, or all is done.
+        """Return the next run; None if a run is in progress, text has not arrived yet, or all text is done.
 
         InvalidRequest: the text goes on, but the limit of its speech tokens or of its positions is reached. The tokens
         that were accepted before may still be spoken.
@@ -185,7 +185,7 @@ class StreamingPrompt:
         return tuple(texts[skipped:])
 
     def accept(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Take sampled ids, in order, with the run's control id; returns the speech tokens among them."""
+        """Take sampled ids, in order, with the run's control id, and return the speech tokens among them."""
         speech = tuple(one for one in ids if one < self._vocabulary.num_speech_tokens)
         for one in ids:
             if one < self._vocabulary.num_speech_tokens:
@@ -213,8 +213,8 @@ def _too_long(limit: float, what: str) -> str:
 class SamplingState:
     """The inputs of a `Chooser` for n slots.
 
-    counts: [n] int64, ids sampled in the slot so far, control ids included; history: [n, window] int64, newest last, of
-    which only the last `counts` ids are valid; seeds: [n] int64; settings: n rows.
+    counts: [n] int64, ids sampled in the slot so far, control ids included; history: [n, window] int64, sampled ids,
+    newest last; only the last `counts` ids are valid; seeds: [n] int64; settings: n rows.
     """
 
     counts: Tensor
@@ -224,11 +224,11 @@ class SamplingState:
 
 
 Chooser = Callable[[Tensor, SamplingState], Tensor]
-"""Chooses one id per slot: [n, ids] float32 log-probabilities, −inf where forbidden  →  [n] int64."""
+"""Chooses one id for each slot: [n, ids] float32 log-probabilities, −inf for forbidden ids → [n] int64."""
 
 
 def repetition_aware(scores: Tensor, state: SamplingState) -> Tensor:
-    """Repetition-aware sampling (a `Chooser`). A slot's random numbers depend only on its seed and `state.counts`."""
+    """Sample as `SamplingParams` says (a `Chooser`). Random numbers depend only on a slot's seed and `state.counts`."""
     uniforms = torch.stack(
         [uniform(state.seeds, one, state.counts) for one in (NoiseStream.NUCLEUS, NoiseStream.FALLBACK)], -1
     )
@@ -253,14 +253,14 @@ class Slot:
     run: DecodeRun | None = None
     """The run in progress; None once its end was collected."""
     launched: int = 0
-    """Number of the run's ids that were requested; the run may end with fewer of them."""
+    """Number of the run's ids that were requested; the run may end earlier."""
     received: int = 0
     closed: bool = False
     """The slot was freed: ids that arrive later are dropped."""
     text: list[int] = field(default_factory=list)
     """Positions of the text of watched runs."""
     unspoken: int = 0
-    """Number of positions at the front of `text` that are of the prompt's text."""
+    """Number of first positions in `text` that belong to the prompt's text."""
 
     @classmethod
     def of(cls, number: int, place: int, seed: int, params: SamplingParams, defaults: Mapping[str, float]) -> Slot:
@@ -271,8 +271,9 @@ class Slot:
         return cls(number, place, seed, chosen["top_p"], chosen["top_k"], window, repeats)
 
     def start_row(self, run: DecodeRun, vocabulary: Vocabulary) -> list[int]:
-        """The integers that the device gets at the start of a run: one for each `Field` in order (top_p as the bits of
-        a float64), then for each control id whether it is forbidden, then for each whether it is forbidden early."""
+        """Return the integers that the device gets at the start of a run: one for each `Field` in order (top_p as the
+        bits of a float64), then for each control id 1 if it is forbidden, then for each control id 1 if it is forbidden
+        early."""
         controls = vocabulary.stop_ids
         (top_p,) = struct.unpack("<q", struct.pack("<d", self.top_p))
         return [
@@ -287,7 +288,7 @@ class Slot:
 
 class SlotRows(NamedTuple):
     """The state of slots on the device. The stage has one object for all slots. A decode step works on views of the
-    first slots, a prefill on copies of its own slots (`starting`), which it writes back (`put`).
+    first slots. A prefill works on copies of its own slots (`starting`), and writes them back (`put`).
 
     numbers: [n, fields] int64; top_p: [n] float32; forbidden, early: [n, control ids] bool; history: [n, window] int64,
     the slot's ids, newest last.
@@ -307,7 +308,7 @@ class SlotRows(NamedTuple):
         return cls(numbers, torch.zeros(slots, device=device), forbidden, early, history)
 
     def starting(self, places: Tensor, rows: Tensor) -> SlotRows:
-        """State of slots at the start of a run; places: [n] int64; rows: [n, …] int64, see `Slot.start_row`."""
+        """Return slots' state at the start of a run; places: [n] int64; rows: [n, …] int64, see `Slot.start_row`."""
         numbers, flags = rows[:, : len(Field)].clone(), rows[:, len(Field) :].bool()
         forbidden, early = flags.chunk(2, dim=1)
         top_p = numbers[:, Field.TOP_P].contiguous().view(torch.float64).float()
@@ -327,15 +328,15 @@ class SlotRows(NamedTuple):
             part.copy_(old)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy slots onto others, and stop the sources."""
+        """Copy the state of source slots to target slots, and stop the source slots."""
         self.put(targets, SlotRows(*(part.index_select(0, sources) for part in self)))
         self.numbers[:, Field.RUNNING].index_fill_(0, sources, 0)
 
     def advance(self, scores: Tensor, chooser: Chooser, most: int) -> Tensor:
         """Choose an id for every running slot, and record it in the slot's state.
 
-        scores: [n, ids] float32 log-probabilities, masked in place; most: the largest top_k  →  [n] int64, `IDLE` where
-        a slot is not running
+        scores: [n, ids] float32 log-probabilities, masked in place; most: the largest top_k. Returns [n] int64 ids,
+        `IDLE` for slots that are not running.
         """
         columns = self.numbers.unbind(1)
         running, last = columns[Field.RUNNING], columns[Field.LAST]

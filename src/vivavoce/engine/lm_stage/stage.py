@@ -47,8 +47,8 @@ PLAIN_SLOTS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 REACH_STEP = 128
 """The number of positions that attention reads is rounded up to a multiple of this."""
 WATCHED_TOKENS, WATCHED_TOKENS_SMALL = 256, 512
-"""Number of text tokens, at the end of a slot's text, whose attention is read; WATCHED_TOKENS_SMALL is for a vocabulary
-of fewer than `SMALL_VOCABULARY` ids, which writes one word in several tokens."""
+"""Attention is read to this many text tokens at the end of a slot's text; WATCHED_TOKENS_SMALL is for a vocabulary of
+fewer than `SMALL_VOCABULARY` ids, which writes one word in several tokens."""
 KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: TEXT, RowKind.SPEECH: 2, RowKind.SPEAKER: SPEAKER}
 """The index of the embedding table for each kind of row; `SPEAKER` rows have no table."""
 
@@ -80,7 +80,7 @@ class SlotSteps:
         self.observer = TextObserver(self._config, heads, self._rows, tokens, self._device)
 
     def place_text(self, slots: Sequence[Slot]) -> None:
-        """Tell the observer at which positions of the slots' keys their text is."""
+        """Tell the observer the positions of each slot's text among the slot's keys."""
         if self.observer is None or not slots:
             return
         most = self.observer.tokens
@@ -131,7 +131,7 @@ class PlainSteps(SlotSteps):
     def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
         """Prefill one or more runs; returns their first ids, in order, at the front of an [≥ n] int64 tensor.
 
-        most: the largest top_k of the open slots
+        most: the largest top_k of the open slots.
         """
         lengths = np.array([len(run.rows) for _, run in begun])
         starts, places = np.array([(slot.positions, slot.place) for slot, _ in begun]).T
@@ -172,7 +172,7 @@ class PlainSteps(SlotSteps):
         return ids
 
     def decode(self, held: Sequence[Slot], most: int, steps: int, watched: bool = False) -> Iterator[Tensor]:
-        """The next ids of all slots, by place: [bucket] int64 for each step, `IDLE` where no sequence runs.
+        """Yield for each step the next ids of all slots, by place: [bucket] int64, `IDLE` where no sequence runs.
 
         A step is launched when the iterator is asked for it. It may overwrite the previous step's ids and, if
         `watched`, its `attention`.
@@ -242,11 +242,11 @@ class LMStage:
         capacity: positions of each slot; memory for its keys and values is reserved at once.
         chooser: replaces repetition-aware sampling.
         kernels: use our own kernels if no chooser is given; needs the package `triton`, and CUDA or triton's
-            interpreter. The next launch overwrites the memory of a launch's ids.
-        deterministic: a request's ids are the same, bit for bit, whatever else runs, in 16 bit too: every decode step
-            has all slots, and runs are prefilled one by one. (If another slot's top_k is beyond the sampling kernel's
-            limit, torch chooses the ids of the step, and its softmax may round differently.)
-        adapters, adapter_rank: most LoRA adapters at once, and their largest rank; kernels reserve memory for all.
+            interpreter. Each launch overwrites the ids of the launch before it.
+        deterministic: a request's ids are the same, bit for bit, whatever other requests run, in 16 bit too: every
+            decode step has all slots, and runs are prefilled one by one. (If another slot's top_k is beyond the
+            sampling kernel's limit, torch chooses the ids of the step, and its softmax may round differently.)
+        adapters, adapter_rank: most LoRA adapters at once, and their largest rank; kernels reserve memory for this.
     """
 
     self_paced = False
@@ -306,7 +306,7 @@ class LMStage:
         return len(self._adapter_places)
 
     def lay_adapter(self, weights: AdapterWeights) -> Tensor:
-        """The adapter's weights in one row of host memory (`laid_out`); any thread may call this."""
+        """Return the adapter's weights in one row of host memory (`laid_out`); any thread may call this."""
         laid = laid_out(weights, qwen2_of(self._config), self._adapter_rank or weights.rank, self._dtype)
         return laid.pin_memory() if self._device.type == "cuda" else laid
 
@@ -343,7 +343,7 @@ class LMStage:
         check_positions(run, 0 if slot is None else self._open[slot].positions, self.capacity)
 
     def open(self, params: SamplingParams, seed: int) -> int:
-        """Take the lowest free slot; returns its number. The checkpoint's defaults fill in missing parameters."""
+        """Take the lowest free slot, and return its number. The checkpoint's defaults fill in missing parameters."""
         if not self._numbers:
             raise RuntimeError("no slot is free; ask free_slots before opening one")
         number, place = heapq.heappop(self._numbers), heapq.heappop(self._places)
@@ -430,7 +430,7 @@ class LMStage:
         return collected
 
     def _compact(self) -> None:
-        """Move the slots on the highest places to the lowest free ones."""
+        """Move the slots on the highest places to the lowest free places."""
         moves, reach = [], max(slot.positions + slot.launched for slot in self._open.values()) + 1
         for slot in sorted(self._open.values(), key=lambda one: -one.place):
             if not self._places or self._places[0] > slot.place:
