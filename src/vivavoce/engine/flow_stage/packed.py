@@ -44,7 +44,7 @@ from vivavoce_kernels.flow_products import TAIL, ConvTails
 from vivavoce_kernels.layouts import KEY_TILE
 
 Record = Callable[[Launch], Launch]
-"""Turns repeatable work into a function that does this work again, such as the replay of a CUDA graph."""
+"""Turns repeatable work into a function that repeats this work, such as the replay of a CUDA graph."""
 Memory = TypeVar("Memory")
 Run = TypeVar("Run")
 
@@ -73,7 +73,7 @@ class RecordedSizes(Generic[Memory, Run]):
         self._runs: dict[Bucket, Run] = {}
 
     def of(self, positions: int, rows: int, paged: bool, short: bool = False) -> Run:
-        """The run for this many positions and rows. A size that is not common gets a new run, without a CUDA graph."""
+        """Return the run for a batch of this size. A size that is not common gets a new run, without a CUDA graph."""
         bucket = self.sizes.bucket(positions, rows, paged)
         if short and bucket.paged and bucket.positions <= self._short:
             bucket = replace(bucket, short=True)
@@ -85,7 +85,7 @@ class RecordedSizes(Generic[Memory, Run]):
         return self._runs[bucket]
 
     def common(self, positions: int | None) -> list[Bucket]:
-        """The common buckets for batches of up to this many positions; None: all."""
+        """Return the common buckets for batches of up to this many positions; if None, all."""
         sizes = in_order_of_recording(self.sizes.positions, positions)
         common = [self.sizes.common(size, paged) for size in sizes for paged in self._sources]
         return common + [replace(one, short=True) for one in common if one.paged and one.positions <= self._short]
@@ -98,10 +98,10 @@ class RecordedSizes(Generic[Memory, Run]):
 class EncodedRows(NamedTuple):
     """The encoder's results for the rows of a batch.
 
-    mu: [frames, bins], the rows' new frames end to end; read it, on the same stream, before the next batch is encoded.
-    slots: [2, rows] int64 on the device, the pages that store the rows' convolution tails before and after this batch,
-    None without state. tails: [rows, tails of both rates, size], copies of the tails after this batch. pools: the pools
-    to which `commit` writes these tails.
+    mu: [frames, bins], encoded new frames of all rows, end to end; read it, on the same stream, before another batch is
+    encoded. slots: [2, rows] int64 on the device, the pages that store the rows' convolution tails before and after
+    this batch, None without state. tails: [rows, tails of both rates, size], copies of the tails after this batch.
+    pools: the pools to which `commit` writes these tails.
     """
 
     mu: Tensor
@@ -151,7 +151,7 @@ class PackedEncoding:
         self.runs = RecordedSizes(sizes, paged, models.device, self._allocate, self._make)
 
     def encode(self, rows: Sequence[FlowRow]) -> EncodedRows:
-        """Encode rows; either all keep state or none. Keys and values go to pages; `commit` writes the tails."""
+        """Encode rows; either all keep state or none does. Keys and values go to pages; `commit` writes the tails."""
         paged, new = rows[0].after is not None, sum(row.new for row in rows)
         run = self.runs.of(new, len(rows), paged)
         run.write(rows)
@@ -200,7 +200,7 @@ class PackedEncoding:
 
 @dataclass(eq=False)
 class EstimatorMemory:
-    """The estimator's tensors. Batches use them in turn, step by step; holder: the batch whose values are in them."""
+    """The estimator's tensors. Batches use them in turn, step by step; holder: the batch that uses them now."""
 
     tables: Tensor
     features: Tensor
@@ -316,7 +316,7 @@ class PackedPath:
         return parts
 
     def begin(self, rows: Sequence[FlowRow]) -> PackedSolver:
-        """Begin a batch; either all of its rows keep state or none."""
+        """Begin a batch; either all of its rows keep state or none does."""
         new = [row.new * self._up for row in rows]
         run = self.runs.of(sum(new), len(rows), rows[0].after is not None, self.short.include(new))
         if not self._deterministic:
@@ -349,7 +349,7 @@ class PackedSolver:
     """Computes the mel of one packed batch in steps. Either all rows keep state for their next chunk, or none does.
 
     All work is enqueued on the device; the host does not wait. Between steps the batch's values are in its own tensors.
-    tables: [numbers] int32, the index tables of its bucket; numbers: [evaluations, 2] int32, `PackedBatch.step` of each
+    tables: [numbers] int32, the index tables of the batch; numbers: [evaluations, 2] int32, `PackedBatch.step` of each
     evaluation; x: [frames, bins] float32, the solution so far; point: like x, the next evaluation's input; given:
     [frames, in − bins], constant features; before, after: [evaluations, 2, rows, tail, channels], convolution tails.
     """

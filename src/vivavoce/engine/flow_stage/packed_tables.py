@@ -28,7 +28,7 @@ MOST_PAGES = -(-MAX_FRAMES // KEY_TILE)
 
 
 class TableLayout:
-    """The layout of int32 tables with these shapes, one after another in one tensor of `size` numbers.
+    """The layout of int32 tables with the given shapes, one after another in one tensor of `size` numbers.
 
     queries: query positions that one program of the attention kernel computes.
     """
@@ -101,8 +101,8 @@ class EncoderLayout(TableLayout):
     def _windows(
         self, rows: Sequence[FlowRow], row: Numbers, local: Numbers, lookahead_ends: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The ids of each token and of its lookahead: [tokens, 1 + lookahead], −1 after the lookahead's end. Rows lie
-        end to end, each followed by room for its lookahead."""
+        """Return the ids of each token and of its lookahead: [tokens, 1 + lookahead], −1 after the lookahead's end.
+        Rows lie end to end; after each row there is room for its lookahead."""
         nothing = np.full(self.lookahead, -1, dtype=np.int64)
         parts: list[NDArray[np.int64]] = []
         for one in rows:
@@ -113,7 +113,7 @@ class EncoderLayout(TableLayout):
 
 
 def _tile_shape(size: int, rows: int, queries: int) -> tuple[int, int]:
-    """Shape of a tile table that has room for any division of `size` positions into `rows` rows."""
+    """Return the shape of a tile table that has room for any division of `size` positions into `rows` rows."""
     # Each row and the padding may end with a partial tile. A multiple of 4 tiles keeps the next table aligned to 16
     # bytes; Triton would compile another kernel for unaligned pointers.
     return rounded(-(-size // queries) + rows + 1, 4), 3
@@ -122,8 +122,8 @@ def _tile_shape(size: int, rows: int, queries: int) -> tuple[int, int]:
 def cut_tiles(tiles: Numbers, new: NDArray[np.int64], size: int, queries: int) -> None:
     """Cut a batch's rows and the padding after them into tiles; a program of the attention kernel computes one tile.
 
-    tiles: [tiles, 3] of zeros, filled from the start: row, first packed position, number of positions; new: [rows],
-    positions of each row; size: positions of the batch, padding included; queries: positions of a full tile.
+    tiles: [tiles, 3] of zeros, which is filled from its start: row, first packed position, number of positions; new:
+    [rows], positions of each row; size: positions of the batch, padding included; queries: positions of a full tile.
     """
     lengths = np.append(new, size - new.sum())
     starts = np.cumsum(lengths) - lengths
@@ -136,13 +136,13 @@ def cut_tiles(tiles: Numbers, new: NDArray[np.int64], size: int, queries: int) -
 
 
 def _counted(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """counts: number of items of each owner  →  for each item, in order: its owner, and its index within the owner."""
+    """Return for each item, in order, its owner, and its index within the owner; counts: items of each owner."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _lay_rows(new: NDArray[np.int64], rows: Sequence[FlowRow], *tables: Numbers) -> int:
-    """Fill the index tables of rows that lie end to end; returns the number of positions in use.
+    """Fill the index tables of rows that lie end to end; return the number of positions in use.
 
     new: [rows], positions of each row; tables: row, local, first, length and pages.
     """

@@ -45,13 +45,14 @@ class PaddedPath:
     noise: Tensor
     estimator: Estimator
     encoder: Encoder
-    """Estimator and encoder are those of the model, or another runtime's in their place."""
+    """Estimator and encoder of the model, or of another runtime that replaces them."""
     both: PairRunner | None = None
     short: ClassVar[ShortBatches] = ShortBatches()
 
     @cached_property
     def numbers(self) -> Mapping[FlowSteps, Tensor]:
-        """For each schedule, [evaluations, 2] int32: each evaluation's index over all schedules, and within its own."""
+        """For each schedule, [evaluations, 2] int32: each evaluation's index in all schedules, and in its own
+        schedule."""
         found, first = {}, 0
         for steps, schedule in self.schedules.items():
             own = torch.arange(len(schedule), dtype=torch.int32)
@@ -70,7 +71,7 @@ class PaddedPath:
         return [rows] if most is None else [rows[first : first + most] for first in range(0, len(rows), most)]
 
     def begin(self, rows: Sequence[FlowRow]) -> PaddedSolver:
-        """Begin a batch; either all of its rows keep state or none."""
+        """Begin a batch; either all of its rows keep state or none does."""
         return PaddedSolver(self, rows)
 
 
@@ -85,7 +86,7 @@ class PaddedSolver:
         encoder, flow, device = models.config.flow.encoder, models.flow, models.device
         up, size, keys = encoder.upsampling, max(row.end - row.past for row in rows), max(row.end for row in rows)
         self.rows, self._up = rows, up
-        # All integers go to the device in one copy: those of the rows, and the places of their state in the pages.
+        # All integers go to the device in one copy: the rows' integers, and the places of the rows' state in the pages.
         own, has_state = _batch_numbers(rows, encoder.lookahead, up, keys), any(row.after for row in rows)
         buffers = pool.buffers if has_state else ()
         indices = [array for buffer in buffers for array in page_indices(buffer, rows)]
@@ -193,7 +194,8 @@ class BatchMemory:
         return recalled.view(len(keys), -1, keys.shape[2])[:, : self._keys]
 
     def halves(self) -> list[BatchMemory]:
-        """Two memories for the first and second half of the rows; `commit` of this memory also stores their tails."""
+        """Return memories for the first and second half of the rows; `commit` of this memory also stores their
+        tails."""
         parts = [copy(self), copy(self)]
         rows = self._after.shape[1] // 2
         extended = rows * (len(self._write) // (2 * rows) + self._buffer.tail)
@@ -210,12 +212,12 @@ class BatchMemory:
 
 
 def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, Indices, Indices]:
-    """The places in one network's pages at which a batch's rows read and write. Each row occurs `copies` times, because
-    guidance computes it with and without its conditions.
+    """Return the places in one network's pages at which a batch's rows read and write. Each row occurs `copies` times,
+    because guidance computes it with and without its conditions.
 
-    →  write: [copies · rows, time] positions; read: [copies · rows, pages] slabs of one page each, empty if no row has
-    a past; tails: [copies · rows, tail] indices into [tail + time] of the inputs that the next chunk needs, empty if
-    these are the last inputs in every row
+    The result is: write: [copies · rows, time] positions; read: [copies · rows, pages] slabs of one page each, empty if
+    no row has a past; tails: [copies · rows, tail] indices into [tail + time] of the inputs that the next chunk needs,
+    empty if every row needs its last inputs.
     """
     spans = [(row.past * buffer.per_token, row.end * buffer.per_token) for row in rows]
     time, keys = max(end - past for past, end in spans), max(end for _, end in spans)
@@ -241,11 +243,11 @@ def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, 
 
 
 def _batch_numbers(rows: Sequence[FlowRow], lookahead: int, up: int, keys: int) -> tuple[Indices, ...]:
-    """The integers of a batch that the networks need; keys: the largest end of a row, in tokens.
+    """Return the integers of a batch that the networks need; keys: the largest end of a row, in tokens.
 
-    →  ids: [rows, new tokens + lookahead]; lengths: [rows]; pasts: [rows], earlier tokens; places: [rows · frames],
-    indices into the noise; the result of `_lookahead_ends`; results of `_ends` for tokens, the encoder's upsampled
-    frames and the estimator's frames; slots: [2, rows with state], page of a row's tails before and after this chunk
+    The result is: ids: [rows, new tokens + lookahead]; lengths: [rows]; pasts: [rows], earlier tokens; places: [rows ·
+    frames], indices into the noise; `_lookahead_ends`; `_ends` for tokens, the encoder's upsampled frames and the
+    estimator's frames; slots: [2, rows with state], page of a row's tails before and after this chunk.
     """
     size = max(row.end - row.past for row in rows)
     tokens = np.zeros((len(rows), size + lookahead), dtype=np.int64)
@@ -267,10 +269,10 @@ def _batch_numbers(rows: Sequence[FlowRow], lookahead: int, up: int, keys: int) 
 
 
 def _lookahead_ends(rows: Sequence[FlowRow], size: int, lookahead: int) -> Indices:
-    """[rows, new tokens]: the end of each new token's lookahead, as an index into the row's tokens.
+    """Return the end of each new token's lookahead, as an index into the row's tokens: [rows, new tokens].
 
-    Empty if each token sees all tokens of its lookahead that the row has; the encoder then takes a faster path,
-    whose results may differ in their last bits.
+    Empty if each token sees all tokens of its lookahead that the row has; the encoder then takes a faster path, whose
+    results may differ in their last bits.
     """
     for row in rows:
         heard = np.minimum(np.arange(row.past, row.end) + 1 + lookahead, row.past + len(row.tokens))
@@ -280,7 +282,7 @@ def _lookahead_ends(rows: Sequence[FlowRow], size: int, lookahead: int) -> Indic
 
 
 def _ends(rows: Sequence[Indices], size: int, keys: int) -> Indices:
-    """End of the keys that each position attends to: [rows, positions or 1]; empty if all attend to every key."""
+    """Return the end of the keys that each position attends to: [rows, positions or 1]; empty if all are `keys`."""
     if all(len(ends) == size and (ends == keys).all() for ends in rows):
         return NONE
     if all((ends == ends[-1]).all() for ends in rows):

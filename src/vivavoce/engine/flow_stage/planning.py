@@ -29,7 +29,7 @@ from vivavoce_kernels.layouts import KEY_TILE
 
 Ends = NDArray[np.int64]
 SINK = 0
-"""The page to which padding is written; its keys are never read. Its tails are zeros, for rows without a past."""
+"""The page to which padding is written; its keys are never read. Rows without a past read its tails: zeros."""
 _MET_VOICES = 4096
 """The number of voices that `PromptCache.meet` remembers."""
 
@@ -47,7 +47,7 @@ class RowState:
 
 
 class BufferPool:
-    """One network's part of every page; a page holds `page_tokens` tokens, each with `per_token` positions.
+    """One network's part of every page; a page has room for `page_tokens` tokens, each with `per_token` positions.
 
     A network may run in several passes, such as Euler steps, and may compute each row of the batch several times in a
     pass (copies), such as twice for classifier-free guidance. keys: [pages, passes, sites, copies, positions, key
@@ -68,7 +68,7 @@ class BufferPool:
         self.sites, self.tail, self.copies, self.per_token = shape.sites, shape.tail, copies, per_token
         self.positions = page_tokens * per_token
         self.slabs = passes * shape.sites * copies
-        """Number of slabs in a page; a slab has the positions of one attention in one pass and copy."""
+        """Number of slabs in a page; a slab has the positions of one attention layer in one pass and copy."""
         self.keys = like.new_empty(pages, passes, shape.sites, copies, self.positions, shape.key_channels)
         self.tails = like.new_empty(pages, passes, copies, shape.tail, shape.tail_channels)
         self.tails[SINK : SINK + 1] = 0
@@ -143,7 +143,7 @@ class PromptCache:
         self._met: OrderedDict[bytes, None] = OrderedDict()
 
     def meet(self, voice: bytes) -> bool:
-        """Note that a stream will use this voice's prompt. True: no earlier stream with this voice is remembered."""
+        """Note that a stream will use this voice's prompt; return True if no earlier stream of it is remembered."""
         is_new = voice not in self._met
         self._met[voice] = None
         self._met.move_to_end(voice)
@@ -152,7 +152,7 @@ class PromptCache:
         return is_new
 
     def add(self, voice: bytes, state: RowState) -> None:
-        """Store a state and its pages. If the voice has a state already, release the new one's pages instead."""
+        """Store a state and its pages. If the voice already has a state, release the new state's pages instead."""
         if self.states.setdefault(voice, state) is not state:
             self._pool.release(state.pages)
 
@@ -164,8 +164,8 @@ class PromptCache:
         return sum(len(self.states[voice].pages) for voice in self.unused())
 
     def acquire(self, count: int) -> tuple[int, ...] | None:
-        """Take `count` pages. If too few are free, drop prompts that no stream uses, oldest first. None: even that
-        would not be enough, and nothing was dropped."""
+        """Take `count` pages. If too few are free, drop prompts that no stream uses, oldest first. If even that is not
+        enough, drop nothing, and return None."""
         pool = self._pool
         if len(pool.free) < count and len(pool.free) + self.could_free() < count:
             return None
@@ -179,7 +179,7 @@ class PromptCache:
 
 
 class Block(NamedTuple):
-    """Successive tokens of a row that are computed together; end: the position after the last of them.
+    """Successive tokens of a row that are computed together; end: the position after the last of these tokens.
 
     lookahead_end: the number of the row's tokens that were known at the first computation; the lookahead ends there.
     """
@@ -211,7 +211,7 @@ class VoiceFeatures:
 
 
 class FlowStream:
-    """State of one sequence in the flow stage. Only the stage changes it."""
+    """The state of one sequence in the flow stage. Only the stage changes it."""
 
     def __init__(self, conditioning: Conditioning, prompts: PromptCache, config: FlowConfig, steps: FlowSteps) -> None:
         encoder, self.steps = config.encoder, steps
@@ -223,7 +223,7 @@ class FlowStream:
         self.blocks = self.prompt_blocks
         """The blocks of the prompt and of all chunks so far. A past that is computed again has the same blocks."""
         self.voice = conditioning.flow_key + steps.value.encode() if bounds else None
-        """Key of the prompt's state; None: the prompt is too short to have one."""
+        """Key of the prompt's state; None if the prompt is too short to have a state."""
         self.prompt_end = bounds[-1] if bounds else 0
         """Number of the prompt's tokens that the prompt's state covers."""
         self.spoken = 0
@@ -259,11 +259,11 @@ class FlowRow:
     frames: int = 0
     """Number of mel frames to compute."""
     past_frames: int = 0
-    """Number of mel frames that were computed before, whose state is read."""
+    """Number of mel frames that were computed before; their state is read."""
     tokens: Ends = field(init=False)
     """[tokens] int64, from the first new token on, the lookahead included."""
     past: int = 0
-    """Number of tokens before the first new one, whose state is read."""
+    """Number of tokens before the first new token; their state is read."""
     end: int = 0
     """Position after the last new token."""
     blocks: tuple[Block, ...] = ()
@@ -279,7 +279,7 @@ class FlowRow:
         return self.end - self.past
 
     def first_frame(self, upsampling: int) -> int | None:
-        """The index of the chunk's first frame among the computed frames; None: the row is a prompt."""
+        """Return the index of the chunk's first frame among the computed frames; None if the row is a prompt."""
         if not self.hop:
             return None
         if self.blocks:
@@ -313,10 +313,10 @@ class Planner:
             )
 
     def plan(self, row: FlowRow) -> bool:
-        """Plan the row's computation, with state from earlier chunks if possible.
+        """Plan the row's computation, with state from earlier chunks if possible; return True if there is work.
 
-        False: the row is a prompt with nothing to compute: its state exists already, the prompt is too short to have a
-        state, or too few pages are free.
+        There is no work if the row is a prompt, and its state already exists, the prompt is too short to have a state,
+        or too few pages are free.
         """
         stream, encoder = row.stream, self._config.encoder
         row.past, row.before, row.after = 0, None, None
@@ -370,13 +370,14 @@ class Planner:
         )
 
     def _extended(self, stream: FlowStream, before: RowState | None, end: int) -> RowState | None:
-        """The state that extends `before` up to token `end`, with its pages acquired; None: the pool has no room."""
+        """Return the state that extends `before` up to token `end`, with its pages acquired; None if there is no
+        room."""
         pool, old = self._pool, before.pages if before else ()
         own = before is not None and before is stream.state
         # Each stream continues the last page of a voice's prompt with its own tokens, so it needs a copy.
         split = before.tokens % pool.page_tokens if before and not own else 0
         kept = old[:-1] if split else old
-        pool.holders.update(old)  # making room may drop the prompt that holds these pages
+        pool.holders.update(old)  # `acquire` may drop the prompt that holds these pages
         try:
             fresh = self._prompts.acquire(pool.pages_for(end) - len(kept))
             if fresh and split:
@@ -396,7 +397,7 @@ class Planner:
 
 
 def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
-    """Ends of the fewest blocks of at most `most` positions that cover [start, end); sizes differ by at most one.
+    """Return the ends of the fewest blocks of at most `most` positions that cover [start, end); sizes differ by ≤ 1.
 
     A short last block would cost as many steps as a long one, and attend to less context.
     """
@@ -405,7 +406,7 @@ def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
 
 
 def block_ends(blocks: Sequence[Block], start: int, end: int) -> tuple[Ends, Ends]:
-    """The end of the block and of the lookahead, for each position in [start, end) of a row of `blocks`."""
+    """Return the end of the block and of the lookahead, for each position in [start, end) of a row of `blocks`."""
     # Only the last blocks of a long row are needed for a chunk.
     reached = blocks[bisect_right(blocks, start, key=itemgetter(0)) : bisect_left(blocks, end, key=itemgetter(0)) + 1]
     starts = [start, *(block.end for block in reached[:-1]), end]
@@ -414,5 +415,5 @@ def block_ends(blocks: Sequence[Block], start: int, end: int) -> tuple[Ends, End
 
 
 def grid_ends(start: int, end: int, chunk: int) -> Ends:
-    """The end of each position's chunk in [start, end); chunks are counted from the row's start."""
+    """Return the end of each position's chunk in [start, end); chunks are counted from the row's start."""
     return np.minimum((np.arange(start, end) // chunk + 1) * chunk, end)

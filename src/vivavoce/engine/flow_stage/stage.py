@@ -28,7 +28,7 @@ class Solver(Protocol):
     def step(self, number: int) -> None: ...
 
     def finish(self) -> Sequence[Tensor | None]:
-        """Keep the rows' state; returns each row's new frames, [frames, bins] float32, None for a prompt."""
+        """Store the rows' state; return each row's new frames, [frames, bins] float32, None for a prompt."""
 
 
 @dataclass(eq=False)
@@ -57,9 +57,9 @@ class FlowBatch:
         self.steps_left -= 1
 
     def result(self) -> list[Tensor | None]:
-        """New frames of each row, [2 · hop, bins] float32 on the device, None for prompts. Call it once, at the end.
+        """Return each row's new frames, [2 · hop, bins] float32 on the device, None for prompts. Call it once.
 
-        It marks the rows' tokens as spoken.
+        It counts the rows' hops as spoken.
         """
         if self.ended or self.steps_left:
             raise ValueError(
@@ -85,12 +85,12 @@ class FlowStage:
     Args:
         models: networks on one device; the memory layout of their weights is changed.
         state_bytes: bytes of memory for state.
-        kernels: compute the encoder and the estimator without padding by our own kernels, where
-            `vivavoce_kernels.usable` says so.
+        kernels: run the encoder and the estimator on our own kernels, without padding; see `vivavoce_kernels.usable`.
         deterministic: slower, needs kernels; a row's bits depend neither on other rows nor on whether its past is kept.
-        external: networks of another runtime, used instead of the model's; then there are no kernels and no state.
-        most_frames: with kernels, most frames of batches with CUDA graphs, others are split. None: chosen for speed.
-        both: without kernels, computes a step's two halves, with and without conditions; None: they are one batch.
+        external: networks of another runtime, used instead of the model's networks, without kernels and without state.
+        most_frames: with kernels, frames of the largest batch with CUDA graphs, larger ones are split. None: the
+            fastest.
+        both: without kernels, computes a step's two halves, with and without conditions; None: in one batch.
 
     Raises:
         ValueError: the kernels do not support the networks' sizes; or `deterministic` is set without `kernels`.
@@ -159,16 +159,16 @@ class FlowStage:
             stream.state = None
 
     def lacks_prompt(self, stream: FlowStream) -> bool:
-        """Whether the voice's state is missing, the prompt is long enough, and there is room for it and the stream."""
+        """Return whether the prompt's state is missing, the prompt is long enough, and enough pages can be freed."""
         if stream.voice is None or stream.voice in self.prompts.states:
             return False
         pages = self.pool.pages_for(stream.prompt_end) + 1
         return len(self.pool.free) + self.prompts.could_free() >= pages
 
     def start(self, rows: Sequence[FlowRow]) -> FlowBatch:
-        """Begin one batch. Its rows have the same attention and steps; prompts and chunks with BLOCKS may be mixed.
+        """Begin a batch of rows with the same attention and steps; prompts and chunks with BLOCKS may be mixed.
 
-        InvalidRequest: a row has more frames than the flow has noise for; nothing was begun.
+        InvalidRequest: a row has more frames than the flow has noise for; then nothing was begun.
         """
         streams = {row.stream for row in rows}
         if len({(row.attention, row.stream.steps) for row in rows}) != 1 or len(streams) != len(rows):

@@ -272,8 +272,8 @@ class Slot:
 
     def start_row(self, run: DecodeRun, vocabulary: Vocabulary) -> list[int]:
         """Return the integers that the device gets at the start of a run: one for each `Field` in order (top_p as the
-        bits of a float64), then for each control id 1 if it is forbidden, then for each control id 1 if it is forbidden
-        early."""
+        bits of a float64), then 1 for each forbidden control id, else 0, then 1 for each control id that is forbidden
+        early, else 0."""
         controls = vocabulary.stop_ids
         (top_p,) = struct.unpack("<q", struct.pack("<d", self.top_p))
         return [
