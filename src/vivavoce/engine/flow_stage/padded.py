@@ -51,8 +51,7 @@ class PaddedPath:
 
     @cached_property
     def numbers(self) -> Mapping[FlowSteps, Tensor]:
-        """For each schedule, [evaluations, 2] int32: each evaluation's index in all schedules, and in its own
-        schedule."""
+        """For each schedule, [evaluations, 2] int32: each evaluation's index in all schedules, and in this schedule."""
         found, first = {}, 0
         for steps, schedule in self.schedules.items():
             own = torch.arange(len(schedule), dtype=torch.int32)
@@ -194,8 +193,7 @@ class BatchMemory:
         return recalled.view(len(keys), -1, keys.shape[2])[:, : self._keys]
 
     def halves(self) -> list[BatchMemory]:
-        """Return memories for the first and second half of the rows; `commit` of this memory also stores their
-        tails."""
+        """Return a memory for each half of the rows; `commit` of this memory also stores the tails of both halves."""
         parts = [copy(self), copy(self)]
         rows = self._after.shape[1] // 2
         extended = rows * (len(self._write) // (2 * rows) + self._buffer.tail)

@@ -370,8 +370,7 @@ class Planner:
         )
 
     def _extended(self, stream: FlowStream, before: RowState | None, end: int) -> RowState | None:
-        """Return the state that extends `before` up to token `end`, with its pages acquired; None if there is no
-        room."""
+        """Return the state that extends `before` up to token `end`, with acquired pages; None if there is no room."""
         pool, old = self._pool, before.pages if before else ()
         own = before is not None and before is stream.state
         # Each stream continues the last page of a voice's prompt with its own tokens, so it needs a copy.

@@ -88,8 +88,7 @@ class FlowStage:
         kernels: run the encoder and the estimator on our own kernels, without padding; see `vivavoce_kernels.usable`.
         deterministic: slower, needs kernels; a row's bits depend neither on other rows nor on whether its past is kept.
         external: networks of another runtime, used instead of the model's networks, without kernels and without state.
-        most_frames: with kernels, frames of the largest batch with CUDA graphs, larger ones are split. None: the
-            fastest.
+        most_frames: with kernels, frames of the largest batch; larger batches are split. None: chosen for speed.
         both: without kernels, computes a step's two halves, with and without conditions; None: in one batch.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Computes samples from pieces of mel in packed batches on our kernels; CUDA devices in 16 bit use this path.
+"""Computes samples from pieces of mel in packed batches on our kernels; used on CUDA devices in 16 bit.
 
 Every batch is copied into fixed tensors, which the CUDA graph of its size reads. For each kind of tail there is one
 tensor with a row for each stream; one launch gathers or scatters the rows. The host sends only counts for each piece.
@@ -23,15 +23,15 @@ from vivavoce_kernels.layouts import WIDTH, PackedRow
 from vivavoce_kernels.vocoder_tails import Pool, lay_in, lay_out
 
 RULES = (CrossfadeMode.OFFICIAL, CrossfadeMode.SEAMLESS)
-"""The join rules; a rule's index is its number in the table."""
+"""The join rules; the table of a batch names a rule by its index here."""
 
 FIRST_ROWS = 64
 
 
 class TailPool:
-    """The memory of streams' tails, one row for each stream. A row is written once after it was taken.
+    """The memory of streams' tails, one row for each stream. Each time a row is taken, it is written once.
 
-    Enqueued work may still read a row that was given back, because later work on the row follows on the same CUDA
+    Enqueued work may still read a row that was given back, because later work on this row runs later on the same
     stream. rules: the rules of all streams; bins: mel bins; samples: samples per frame; lanes: lanes of a phase.
     """
 
@@ -65,7 +65,7 @@ class VocoderRun:
     """The vocoder's work for batches of one bucket; its results stay in place until it runs again.
 
     memory: mel [frames, bins], source [frames · samples per frame] and carried [rows, lanes], float32, of this size or
-    larger. Each run has its own table. Before it is written it describes only padding, so the work can be recorded.
+    larger. Each run has its own table. Until the table is written it describes padding, so that work can be recorded.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class VocoderRun:
         tags, row_of, *stages = self._table[: self._head].view(torch.int32).split(frames)
         self.frames = PackedFrames(tags, row_of, self._table[self._head :].view(-1, WIDTH), tuple(stages))
         self.play: Callable[[], None] = self.compute
-        # Placeholders of the right sizes until the first run.
+        # Placeholders of the right sizes until `compute` runs.
         self.wave, self.phases = self.source, self.carried
 
     def compute(self) -> None:
@@ -107,7 +107,7 @@ class VocoderRun:
 
 @dataclass(frozen=True, eq=False)
 class PooledRow:
-    """A row of a batch; after: the pool's row for the stream's new tails, None: they are not kept."""
+    """A row of a batch; after: the pool's row for the stream's new tails; None if the tails are not kept."""
 
     row: VocoderRow
     after: PooledTails | None
@@ -129,7 +129,7 @@ class PooledRow:
         return Tails(row.speed, frames=row.before.frames + row.new_frames, context=row.seen_again, pooled=self.after)
 
     def packed(self, start: int, fresh: int, out: int) -> PackedRow:
-        """The row's entry in the table; start, fresh, out: see `PackedRow`."""
+        """Return the row's entry in the table; start, fresh, out: see `PackedRow`."""
         row, after, stream, before = self.row, self.after, self.row.stream, self.row.before
         runs_on = before.pooled is not None and stream.rule.continuous
         known = before.pooled.known if before.pooled else 0
@@ -211,7 +211,7 @@ class PackedVocoding:
 
     def _batches(self, rows: Sequence[PooledRow]) -> list[list[PooledRow]]:
         """Split the rows, in order, into batches that fit the largest size with a gap after each row. A row that is too
-        long for it gets a batch of its own.
+        long for this size gets its own batch.
         """
         batches: list[list[PooledRow]] = []
         room = 0
@@ -240,14 +240,14 @@ class PackedVocoding:
         return given.split([one.given * self._samples for one in batch])
 
     def _lay_in_and_out(self, run: VocoderRun, mel: Tensor, given: Tensor, compute: Callable[[], None]) -> None:
-        """mel: the new frames of all rows; given: receives their samples; compute: runs or replays the vocoder."""
+        """Run the vocoder by `compute`; mel: new frames of all rows; given: receives the samples of these rows."""
         memory = self.pool.memory
         lay_in(mel, *run.frames[:3], memory, run.mel, run.source, run.carried)
         compute()
         lay_out(run.wave, run.mel, run.source, run.phases, *run.frames[:3], self._windows, memory, given)
 
     def _run(self, size: int) -> VocoderRun:
-        """The bucket's run; its CUDA graph is recorded at first use. A larger size gets a new run without a graph."""
+        """Return the run of a size, with a CUDA graph that is recorded at first use. A larger size has no graph."""
         run = self._runs.get(size)
         if run is None:
             run = self._make_run(size)
@@ -264,7 +264,7 @@ class PackedVocoding:
         return frames // (self._gap + 1) + 1
 
     def _allocate(self, frames: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Buffers of zeros, because padding that was never written must be finite, too."""
+        """Return zeros for mel, source and carried, because padding that was never written must be finite, too."""
         shapes = ((frames, self._bins), (frames * self._samples,), (self._rows(frames), self._vocoder.lanes))
         mel, source, carried = (torch.zeros(shape, device=self._device) for shape in shapes)
         return mel, source, carried

@@ -29,10 +29,10 @@ OVERLAP_FRAMES = 8
 """Frames at a piece's end that are held back to be crossfaded with the next piece, for a vocoder without `Reach`."""
 CONTEXT_FRAMES = 12
 """Frames before the overlap that a seamless piece computes again. The generator reads 13 frames to the left; the
-farthest contributes less than 1e-4 of the whole. Without the second farthest, joins have measurable steps of 4e-3."""
+farthest frame contributes less than 1e-4 of the whole. With only 11 frames, joins have measurable steps of 4e-3."""
 FRAME_BUCKET = 8
 """Batches are padded to a multiple of this many frames, because convolution kernels are chosen, and on CPUs compiled,
-for each new length, which takes about as long as a short piece."""
+for each new length, which takes about as long as computing a short piece."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class Crossfade:
     """The rule by which a piece is joined to the next piece.
 
     overlap: frames at the end of a piece that are held back; mel_frames: frames that the next piece computes again, the
-    overlap included; source_frames: how many of these, from the first on, keep their source; fade_frames: frames of the
-    overlap that are crossfaded, the others come from the new piece; window: fade-in weights, then fade-out weights, [2
+    overlap included; source_frames: number of first mel_frames that keep their source; fade_frames: frames of the
+    overlap that are crossfaded, the rest comes from the next piece; window: fade-in weights, then fade-out weights, [2
     · fade_frames · hop] float32; continuous: whether the source's phase continues or restarts.
     """
 
@@ -57,7 +57,7 @@ class Crossfade:
 def join_rule(
     joins: CrossfadeMode, hop: int, reach: Reach | None, device: torch.device, overlap: int | None = None
 ) -> Crossfade:
-    """A vocoder's crossfade rule, cached: do not change it. hop: samples per frame; overlap: `HiFT.overlap`."""
+    """Return a vocoder's crossfade rule, cached: do not change it. hop: samples per frame; overlap: `HiFT.overlap`."""
     if reach is not None:
         # All frames within reach are computed again, so samples do not depend on the cut, and both modes are the same.
         before, after = reach
@@ -66,7 +66,7 @@ def join_rule(
         frames = OVERLAP_FRAMES if overlap is None else overlap
         window = torch.from_numpy(np.hamming(2 * frames * hop).astype(np.float32)).to(device)
         return Crossfade(frames, frames, frames, frames, window, continuous=False)
-    # A crossfade of one frame is enough: the old piece knew most of this frame's later neighbours, the new one all.
+    # A crossfade of one frame is enough: the old piece knew most of this frame's later neighbours.
     size = 2 * hop
     window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square().to(device)
     seen_again = OVERLAP_FRAMES + CONTEXT_FRAMES
@@ -86,10 +86,10 @@ def resize(mel: Tensor, speed: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SpeedTail:
-    """Does `resize` for a mel that arrives in pieces: an output frame is made once both its neighbours exist.
+    """Does `resize` for a mel that arrives in pieces: an output frame is made once its two input frames exist.
 
     Output frame k lies at position (k + 1/2) · speed − 1/2 of the input, whose ends are repeated. kept: [frames, bins],
-    input that later output frames need; first: its first frame's index in the input; made: number of output frames.
+    input that later output frames need; first: input index of the first kept frame; made: number of output frames.
     """
 
     speed: float
@@ -104,7 +104,7 @@ class SpeedTail:
         return max(0, int((end - 0.5) / self.speed + 0.5) - self.made)
 
     def push(self, mel: Tensor, final: bool) -> tuple[Tensor, SpeedTail]:
-        """mel: [frames, bins] new input  →  output frames [n, bins], n may be 0, and the tail after this input."""
+        """Return output frames, [n ≥ 0, bins], and the tail after this input; mel: [frames, bins], the new input."""
         made = self.made + self.count(len(mel), final)
         kept = mel if self.kept is None else torch.cat((self.kept, mel))
         end = self.first + len(kept)
@@ -128,7 +128,7 @@ class SpeedTail:
 class PooledTails:
     """The end of a stream's last piece, kept in one row of the packed path's pool.
 
-    row: index in the pool; known: how many of its mel frames have their source signal kept as well.
+    row: index in the pool; known: number of the row's first mel frames that have their source signal kept, too.
     """
 
     row: int
@@ -165,7 +165,7 @@ class Tails:
 class VocoderStream:
     """The state of one sequence: its settings, and its tails, which only `VocoderStage` replaces.
 
-    seed: seed of the source's noise, None: no noise; speed: speed of a whole utterance, or of a stream's pieces.
+    seed: seed of the source's noise, None: no noise; speed: speed of whole utterances and of pieces.
     """
 
     seed: int | None
@@ -176,7 +176,7 @@ class VocoderStream:
     """The stream keeps no tails any more; pieces that were begun earlier may still arrive."""
 
     def frames_of(self, frames: int, final: bool, whole: bool) -> int:
-        """Frames that the vocoder will compute for a piece of this many frames, context included.
+        """Return how many frames the vocoder will compute for a piece of this many frames, context included.
 
         0: the piece waits for more frames, because it is too short to give a sample, or to be crossfaded at both ends.
         """
@@ -247,7 +247,7 @@ class PaddedVocoding:
         """Do nothing: on this path tails have no memory but their own tensors."""
 
     def vocode(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, Tails]]:
-        """Samples of each row, and its stream's tails after it; the tails of a closed stream may have any values."""
+        """Return each row's samples, and its stream's tails after it; tails of a closed stream may have any values."""
         if self.one_by_one:
             return [self._batch([row])[0] for row in rows]
         # Rows whose source starts anew come first, because `_sources` computes them separately.
@@ -272,10 +272,10 @@ class PaddedVocoding:
         return [self._finished(*one) for one in zip(rows, mels, sources, waves, strict=True)]
 
     def _sources(self, rows: Sequence[VocoderRow], f0: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """Source signals of rows that either all continue a phase or all start a new one; f0: [batch, frames] Hz.
+        """Make the source signals of rows that all continue a phase, or all start a phase; f0: [batch, frames] Hz.
 
-        →  [frames · hop] float32, and [harmonics], the phase in cycles where the next piece's new source begins, or
-        None
+        Returns for each row [frames · hop] float32, and the phase, [harmonics] in cycles, where the next piece's new
+        source begins; None if the phase restarts there.
         """
         vocoder, hop = self._vocoder, self._hop
         phases = [row.before.phase for row in rows if row.before.phase is not None]
@@ -312,7 +312,7 @@ class PaddedVocoding:
     def _finished(
         self, row: VocoderRow, mel: Tensor, source: tuple[Tensor, Tensor | None], wave: Tensor
     ) -> tuple[Tensor, Tails]:
-        """Samples, crossfaded with the held samples, and new tails, copied so that they keep no batch in memory."""
+        """Return samples, crossfaded with held samples, and new tails, copied so that they keep no batch in memory."""
         hop, rule, before = self._hop, row.stream.rule, row.before
         wave, fade = wave[: row.frames * hop], rule.fade_frames * hop
         if before.held is not None:
@@ -343,7 +343,7 @@ class VocoderStage:
     source_noise: whether the source adds noise; without it the audio depends only on the mel. kernels: whether our own
     kernels and CUDA graphs are used (see `vivavoce_kernels.usable`); a vocoder whose sizes they do not support uses the
     plain path. most_frames: with kernels, frames of the largest batch with a CUDA graph; larger batches are split.
-    None: chosen for speed. both: without kernels, runs two independent parts of a piece; None: one after the other.
+    None: chosen for speed. both: without kernels, runs two independent parts of a piece; None: in turn.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class VocoderStage:
         self.vocoding.prepare(frames)
 
     def open(self, seed: int, speed: float, joins: CrossfadeMode) -> VocoderStream:
-        """Open a stream for one sequence; joins: how a stream's pieces are joined; a whole utterance has no joins."""
+        """Open a stream for one sequence; joins: how a stream's pieces are joined; whole utterances have no joins."""
         vocoder = self._vocoder
         hop, device = vocoder.config.samples_per_frame, self._no_samples.device
         rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)
@@ -381,13 +381,13 @@ class VocoderStage:
         return VocoderStream(seed if self._source_noise else None, speed, rule, tails)
 
     def close(self, stream: VocoderStream) -> None:
-        """Free the memory of the stream's tails. Rows that still arrive are vocoded like the start of a new stream."""
+        """Free the memory of the stream's tails. Rows that arrive later are vocoded like the start of a new stream."""
         self.vocoding.release(stream.tails)
         stream.tails, stream.closed = Tails(), True
 
     @torch.inference_mode()
     def run(self, rows: Sequence[VocoderRow]) -> list[Tensor]:
-        """Samples of each row, [n] float32 on the device; updates the tails of streams, except for whole utterances.
+        """Return each row's samples, [n] float32 on the device; update streams' tails, except for whole utterances.
 
         If it raises, nothing is changed. A row with too few frames gives no samples, and its frames wait for the next
         row. ValueError: two rows have the same stream.
