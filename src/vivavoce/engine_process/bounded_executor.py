@@ -1,4 +1,4 @@
-"""A thread pool for one kind of work, with limits for running work, waiting work, and the time of each."""
+"""A thread pool for one kind of work, with limits on running work, on waiting work, and on the time of each work."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Result = TypeVar("Result")
 class BoundedExecutor:
     """Runs blocking work for one event loop. Work that hangs keeps its thread, but its caller gets an error in time.
 
-    threads, waiting: how much work may run at once, and may wait; limit_s: seconds for each, its waiting included;
-    error: makes the error for work that was not done; niceness: the threads' niceness, on Linux.
+    threads, waiting: the most calls of `run` that work at once, and that wait; limit_s: seconds for each call, its wait
+    included; error: makes the error of a call without result; niceness: the threads' niceness, on Linux.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BoundedExecutor:
         self._threads = ThreadPoolExecutor(threads, f"vivavoce-{name}", _give_way, (niceness,))
 
     async def run(self, work: Callable[[], Result], instead: Result | None = None) -> Result:
-        """Run `work` and return its result. Without room or time, return `instead` if given, else raise the error."""
+        """Run `work` and return its result. Without a place or time, return `instead`; if it is None, raise."""
         if self._taken < self._places:
             given_up = threading.Event()
             doing = asyncio.get_running_loop().run_in_executor(self._threads, self._do, work, given_up)
@@ -58,13 +58,13 @@ class BoundedExecutor:
         raise self._error(f"{self._name}: {problem}; try again in some seconds")
 
     def moved_since(self, moment: float) -> bool:
-        """Whether a thread is idle, or has started work since `moment`, in seconds of `time.monotonic`."""
+        """Return whether a thread is idle, or has started work since `moment`, in seconds of `time.monotonic`."""
         began = list(self._began.values())
         return len(began) < self._num_threads or max(began) > moment
 
     @property
     def longest_s(self) -> float:
-        """Seconds for which the oldest running work has run; 0 if idle."""
+        """Seconds for which the oldest running work has run; 0 if no work runs."""
         now = time.monotonic()
         return now - min(list(self._began.values()), default=now)
 
@@ -80,7 +80,7 @@ class BoundedExecutor:
     def _leave(self, doing: asyncio.Future[Result | None]) -> None:
         self._taken -= 1
         if not doing.cancelled():
-            doing.exception()  # marks the exception as read, because the caller may have left
+            doing.exception()  # marks the exception as read: the caller may have left
 
 
 def _give_way(niceness: int) -> None:

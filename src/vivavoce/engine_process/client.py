@@ -1,4 +1,4 @@
-"""A backend whose engine runs in a process of its own, which is restarted when it ends."""
+"""The `SpeechBackend` of an engine that runs in its own process; the process is restarted when it ends."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ log = logging.getLogger(__name__)
 
 PROCESS_MODULE = "vivavoce.engine_process.process"
 PAUSES_S = (0.0, 1.0, 5.0, 15.0, 30.0)
-"""Seconds to wait before a process is started: the first time, after one failed start, after two in a row … A process
-that was ready once counts as one failure less, so that after a single crash the next process starts at once."""
+"""Seconds to wait before a process is started: after no failure, after one failure, after two failures in a row … If a
+process was ready before it ended, the wait is one step shorter, so there is none after a single crash."""
 STEADY_S = 60.0
-"""If a process was ready and ran for this many seconds, failures are counted from 0 again."""
+"""If a process was ready and ran for this many seconds, the number of failures is set to 0."""
 PULSE_S, LATE_S, STUCK_S = 1.0, 3.0, 20.0
-"""Seconds between health checks, and without an answer until requests are refused, and until the process is killed."""
+"""Seconds between health checks; seconds without an answer until requests are refused, and until a kill."""
 RESTART_S, RESTART_FACTOR = 600.0, 4.0
 """Limit of the seconds until a restarted process is ready: RESTART_S, or RESTART_FACTOR times the first start,
 whichever is longer. The first start has no limit: it may download a model, and an operator watches it."""
 ENDING_S = 5.0
 """Seconds to wait for a process to end after it was asked to end, and again after it was killed."""
 MOST_UNSENT_BYTES = 64 << 20
-"""Limit of bytes of messages that the process has not read; it reads them at once unless it is stuck."""
+"""Limit of bytes of messages that the process has not read; it reads messages at once unless it is stuck."""
 
 
 class RemoteStream:
-    """A `SpeechStream` that the engine's process makes. That process limits how much audio waits to be taken."""
+    """A `SpeechStream` that the engine's process makes. The process limits how much audio waits for the listener."""
 
     def __init__(self, number: int, sample_rate: int, send: Callable[[messages.ToProcess], None]) -> None:
         self._number, self.sample_rate, self._send = number, sample_rate, send
@@ -116,7 +116,7 @@ class EngineClient:
         self._streams: dict[int, RemoteStream] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._idle = asyncio.Event()
-        """Set while no request and no question runs."""
+        """Set while no request runs and no question waits for its answer."""
         self._idle.set()
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -130,14 +130,14 @@ class EngineClient:
         self._begun_with = settings
         """The settings with which the current process was started; `_settings` may have changed since."""
         self._first_start_s: float | None = None
-        """Seconds that the first process took to get ready; None: it is not ready yet."""
+        """Seconds that the first process took to get ready; None until it is ready."""
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self, about: ModelInfo | None = None) -> None:
         """Wait until the process has loaded the model. VivavoceError: the model cannot be loaded.
 
-        about: the model's description if another process has loaded it; a failed start is then tried again.
+        about: the model's description, if another process has loaded the model; then a failed start is tried again.
         """
         self._about = about
         self._keeper = asyncio.ensure_future(self._keep())
@@ -235,9 +235,9 @@ class EngineClient:
         )
 
     async def close(self, why: str = "server: it is shutting down; ask another one, or again in some seconds") -> None:
-        """End the process; whatever still runs in it ends with the error `why`."""
+        """End the process; requests that still run end with EngineStopped and the message `why`."""
         if not self.ready and self._process is not None:
-            self._process.kill()  # it is loading the model or stuck, and would not see that its socket is closed
+            self._process.kill()  # it loads the model or is stuck, and does not read its closed socket
         self._can_speak.clear()  # later requests would wait for ever
         if self._keeper is not None:
             self._keeper.cancel()
@@ -272,7 +272,7 @@ class EngineClient:
             self._idle.set()
 
     def _send(self, message: messages.ToProcess | EngineProcessSettings) -> None:
-        """Send a message to the process. If that has ended, the message is lost, and `_lose_all` tells its sender."""
+        """Send a message to the process. If it has ended, the message is lost, and `_lose_all` tells the sender."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(framed(message))
 
@@ -293,7 +293,7 @@ class EngineClient:
             log.error("engine ended: its process%(name)s (%(ending)s) is started again in %(pause_s)g s", fields)
 
     async def _run_one(self) -> tuple[bool, str]:
-        """Run one process to its end. Returns whether it got ready, and how it ended."""
+        """Run one process to its end; return whether it got ready, and how it ended, in words."""
         try:
             reader = await self._begin()
         except OSError as error:  # out of memory or file descriptors; that may pass
@@ -338,10 +338,10 @@ class EngineClient:
             return
 
     async def _pulse(self) -> messages.Pulse:
-        """Make a health check, and return its answer; TimeoutError: no answer came within STUCK_S."""
+        """Make a health check, and return the answer. Raises TimeoutError if no answer comes within STUCK_S."""
         asking = asyncio.ensure_future(self._ask(messages.Ping(next(self._numbers))))
         try:
-            # Wait in steps: if this process itself was suspended, the answer is there after the first step.
+            # Wait in steps: if this process itself was suspended, the answer has arrived after the first step.
             for step in range(round(STUCK_S / PULSE_S)):
                 await asyncio.wait((asking,), timeout=PULSE_S)
                 if asking.done():
@@ -404,7 +404,7 @@ class EngineClient:
             case messages.Answer(number, value):
                 self._answer(number, value)
             case messages.Event(number, event):
-                if number in self._streams:  # otherwise it was cancelled meanwhile
+                if number in self._streams:  # otherwise the request was cancelled
                     self._streams[number].on_event(event)
             case messages.End(number, outcome):
                 if number in self._streams:
@@ -437,7 +437,7 @@ class EngineClient:
         self._note_work()
 
     async def _end_process(self) -> str:
-        """Wait for the process to end, or kill it. Returns how it ended, in words."""
+        """Wait for the process to end, or kill it; return how it ended, in words."""
         process, code = self._process, None
         if self._writer is not None:
             self._writer.close()

@@ -1,8 +1,8 @@
 """The messages between a server and its engine's process, and their framing on the socket.
 
-A frame is the length of a pickled value, in four bytes, and the value. Pickle is safe here: both ends are the same
-program on the same machine, and only they use the socket. The first message to the process is `EngineProcessSettings`,
-the first from it `Opening`. The process ends when the socket is closed. All messages about one request have its number.
+A frame is the length of a pickled value, in four bytes, followed by this value. Pickle is safe here: both ends are the
+same program on the same machine, and only they use the socket. First the server sends `EngineProcessSettings`, and the
+process sends `Opening`. The process ends when the socket is closed. All messages about one request have its number.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Speak:
 class MoreText:
     number: int
     text: str | None
-    """More of a streamed text; None marks the end of the text."""
+    """The next piece of a streamed text; None marks the end of the text."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ class MethodCall:
 
 @dataclass(frozen=True)
 class Ping:
-    """A health check. The answer comes when texts and recordings make progress; a process with a failed engine ends."""
+    """A health check. It is answered once texts and recordings make progress; if the engine has failed, the process
+    ends."""
 
     number: int
 
@@ -95,7 +96,7 @@ class Ping:
 
 @dataclass(frozen=True)
 class Opening:
-    """The process's first message: its model is ready, or cannot be loaded. protocol: `PROTOCOL` of the process."""
+    """The process's first message; outcome: the loaded model, or the error of its loading; protocol: its `PROTOCOL`."""
 
     outcome: ModelInfo | VivavoceError
     protocol: str = field(default_factory=lambda: PROTOCOL)
@@ -105,7 +106,7 @@ class Opening:
 class Answer:
     number: int
     value: Any = None
-    """The result of a `MethodCall`, the `Pulse` after a `Ping`, None after an accepted `Speak`; or an error."""
+    """The result of a `MethodCall`, the `Pulse` for a `Ping`, None for an accepted `Speak`, or an error."""
 
 
 class Pulse(NamedTuple):
@@ -131,10 +132,10 @@ FromProcess = Opening | Answer | Event | End
 
 
 def _protocol() -> str:
-    """A hash of the fields of all messages and of the types of their values.
+    """Return a hash of the fields of all messages and of the types of their values.
 
-    An engine's process may be started after the program's files were replaced. The server can use it only if each end
-    can read the other's pickles, and so only if both have the same hash.
+    An engine's process may be started after the program's files were replaced. The server can use the process only if
+    each can read the other's pickles, and so only if both have the same hash.
     """
     waiting: list[Any] = [EngineProcessSettings, *get_args(ToProcess), *get_args(FromProcess)]
     waiting += [Pulse, BackendStatistics, VoiceSummary, Consent, NormalizedText]  # types in calls and their answers
@@ -155,7 +156,7 @@ PROTOCOL: str = _protocol()
 
 
 async def read_message(reader: asyncio.StreamReader) -> Any:
-    """The next message; None: the other end has closed the socket. Malformed bytes raise pickle's errors."""
+    """Return the next message; None if the other end has closed the socket. Malformed bytes raise pickle's errors."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return pickle.loads(await reader.readexactly(length))

@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 LARGEST_VOICE = 2 << 20
 """Approximate bytes of a stored voice of 30 s: its features for one or two models, and its recording."""
 MIN_COMING = 64
-"""The lower limit of `max_coming`, the requests on their way to the engine, for engines with few slots."""
+"""The lower limit of `max_coming`, the most requests on their way to the engine, for engines with few slots."""
 TEXT_THREADS, TEXT_S = 4, 20.0
-"""Number of short texts that are normalised at once, each in tenths of a second; and the limit in seconds for any text,
-until the engine has its first segment."""
+"""The most short texts that are normalised at once, each in some tenths of a second; and the seconds that any text may
+take until the engine has the text's first segment."""
 STORE_THREADS, STORE_S = 4, 5.0
 """Number of operations of the voice store at once, and the limit in seconds for each."""
 CHECK_S = 1.5
@@ -56,12 +56,12 @@ EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S = 2, 8, 30.0
 ADAPTERS_WAITING, ADAPTER_S = 4, 60.0
 """Adapters that may wait while another is loaded, and the limit in seconds for each, on a slow disk."""
 NICENESS = 5
-"""The niceness of threads that extract voices: they get a third of other threads' processor time. With much less, such
-a thread would block all others while it holds the interpreter's lock."""
+"""The niceness of threads that extract voices: they get a third of other threads' processor time. With much less time,
+such a thread would block all other threads while it holds the interpreter's lock."""
 
 
 class ModelService:
-    """One model with its voices; see `SpeechBackend` for its methods. Used in one event loop.
+    """One model with its voices; see `SpeechBackend` for its methods. One event loop uses it.
 
     Each kind of blocking work has its own threads: a store that hangs, or many recordings, delay only their requests.
     """
@@ -104,7 +104,7 @@ class ModelService:
         return self.engine.healthy and self.engine.stuck_s < STUCK_S
 
     def moved_since(self, moment: float) -> bool:
-        """Whether both texts and recordings made progress since `moment`, in seconds of `time.monotonic`."""
+        """Return whether texts and recordings both made progress since `moment`, in seconds of `time.monotonic`."""
         # Recordings may take long. They are stuck when every thread works on a recording that has timed out.
         return self._text.moved_since(moment) and self._extraction.moved_since(moment - EXTRACTION_S)
 
@@ -117,11 +117,11 @@ class ModelService:
             return str(failure)
 
     async def read(self, text: str, work: Callable[[], Result]) -> Result:
-        """Run `work`, which normalises this text, in a thread. Overloaded: too many texts wait, or this takes long."""
+        """Run `work`, which normalises this text, in a thread. Overloaded: too many texts wait, or it takes long."""
         return await (self._text if len(text) <= MAX_BLOCK_CHARS else self._long_text).run(work)
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        """Normalise the text of a request, without a voice if neither request nor model has one."""
+        """Normalise the text of a request, without a voice if neither the request nor the model names one."""
         known = request.voice is not None or self.registry.rules.default is not None or self.registry.built_in
         voice = await self.voice(request.owner, request.voice) if known else None
         how = changed(request, lexicon=self.lexicon(request, voice)).natural
@@ -129,13 +129,13 @@ class ModelService:
         return await self.read(text, lambda: explain(text, request.language, request.reading, how, request.reasoning))
 
     def lexicon(self, request: SpeechRequest, voice: Voice | None) -> Lexicon:
-        """The pronunciations in the server's files and in the request; the request's take precedence."""
+        """Return the pronunciations in the server's files and in the request; the request takes precedence."""
         name = "" if voice is None else voice.name
         known = NO_WORDS if self._lexicons is None else self._lexicons.of(request.owner, name)
         return Lexicon({**known, **request.lexicon}) if request.lexicon else known
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
-        """Find or extract a voice; only built-in voices if the store hangs. Raises like `VoiceRegistry.requested`."""
+        """Find or extract a voice; built-in voices even if the store hangs. Raises like `VoiceRegistry.requested`."""
         if isinstance(voice, Recording):
             return await self._extracted(voice)
         if voice is None and self.registry.rules.default is None:
@@ -202,7 +202,7 @@ class ModelService:
             await self._store.run(self.registry.warn_of_missing)
 
     async def room_beside(self, memory_gb: float | None) -> str:
-        """The reason why a second engine with this `model.memory_gb` does not fit on the device too; "" if it fits."""
+        """Return why a second engine with this `model.memory_gb` does not fit on the device, too; "" if it fits."""
         device, own = self.engine.models.device, self.engine.settings.memory_bytes
         used, total = await self._text.run(lambda: _memory(device))
         if device.type == "cuda":
@@ -258,7 +258,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     for name, place in settings.adapters:
         try:
             engine.load_adapter(name, place)
-        except VivavoceError as error:  # its folder may have changed; go on without this adapter
+        except VivavoceError as error:  # its folder may have changed; start without this adapter
             log.error("adapter not loaded: %(name)s: %(error)s", {"name": name, "error": error})
     if model.warm_up_s:
         front_end.text.warm_up()
@@ -301,10 +301,10 @@ def engine_settings(model: ModelSection, engine: EngineSection, watermark: bool 
 
 
 def missing_room(used: float, total: float, own: float | None, wanted: float | None) -> str:
-    """The reason why a second engine does not fit on the device beside the running engine, or "" if it fits.
+    """Return why a second engine does not fit on the device beside the running engine, or "" if it fits.
 
     used, total: GB that all programs use, and the device's GB. own, wanted: memory limits in GB of the running and of
-    the second engine; None: no limit.
+    the second engine; None means no limit.
     """
     if own is None or wanted is None:
         return f"each takes all free memory of the device's {total:.1f} GB; model.memory_gb bounds it"
@@ -314,7 +314,7 @@ def missing_room(used: float, total: float, own: float | None, wanted: float | N
 
 
 def _memory(device: torch.device) -> tuple[int, int]:
-    """Bytes in use and in total: of a CUDA device, or else of this process and its memory limit."""
+    """Return the bytes in use and in total, of a CUDA device, or else of this process and its memory limit."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free, total

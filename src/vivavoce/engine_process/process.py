@@ -52,7 +52,7 @@ class EngineServer:
         """For each request with a streamed text, a queue of the text's pieces; None marks its end."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._coming: dict[bool, list[str]] = {True: [], False: []}
-        """The owners of requests that the engine has not got yet, by whether their text is streamed."""
+        """The owners of requests that the engine does not have yet, by whether the request's text is streamed."""
         self.failed = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
@@ -102,7 +102,7 @@ class EngineServer:
                 accepted = True
                 self._send(messages.Answer(number))
                 if request.text is None:
-                    # In a thread of its own, since it waits for text.
+                    # `start` needs its own thread, because it waits for text.
                     await in_thread(partial(session.start, iter(pieces.get, None), voice, request), session.close)
                     with self._on_its_way(request):
                         await self._begun(session)
@@ -121,7 +121,7 @@ class EngineServer:
         self._send(messages.End(number, outcome) if accepted else messages.Answer(number, outcome))
 
     async def _begun(self, session: RequestSession) -> None:
-        """With admission auto, wait until the engine begins this request; Overloaded: that took too long."""
+        """With admission auto, wait until the engine begins this request; Overloaded: the wait took too long."""
         settings = self._service.engine.settings
         if settings.admission is AdmissionMode.AUTO and not session.batch:
             try:
@@ -132,7 +132,7 @@ class EngineServer:
 
     @contextmanager
     def _on_its_way(self, request: SpeechRequest) -> Iterator[None]:
-        """Count a request until the engine has it, as it may hold a thread and a recording. Overloaded: too many."""
+        """Count a request until the engine has it, as it may hold a thread and a recording, or raise Overloaded."""
         coming, owner, most = self._coming[request.text is None], request.owner, self._service.max_coming
         own, most_own = coming.count(owner) if owner else 0, most // OWNER_SHARE
         most_own = min(most_own, max(1, self._service.engine.places // WAITING_SHARE))
@@ -178,7 +178,7 @@ class EngineServer:
 
 
 async def run(connection: socket.socket) -> int:
-    """Load the model of the first message, then serve. Returns the exit code."""
+    """Load the model that the first message names, then serve; return the exit code."""
     reader, writer = await asyncio.open_connection(sock=connection)
     settings: EngineProcessSettings | None = await read_message(reader)
     if settings is None:
@@ -207,7 +207,7 @@ async def run(connection: socket.socket) -> int:
     server = EngineServer(service, writer)
     serving, failing = asyncio.ensure_future(server.serve(reader)), asyncio.ensure_future(server.failed.wait())
     await asyncio.wait((serving, failing), return_when=asyncio.FIRST_COMPLETED)
-    # The server ends the remaining requests with the error that the process has ended.
+    # The server ends the remaining requests with an error which says that the process has ended.
     writer.close()
     if failing.done():
         return ENGINE_FAILED
