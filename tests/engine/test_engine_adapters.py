@@ -68,7 +68,7 @@ def test_a_removed_adapter_speaks_to_the_end(tmp_path: Path, models: Models) -> 
         text = replace(segment(None), adapter="loud")
         handle = engine.submit(arriving(text, InputMode.SEGMENTS))
         engine.remove_adapter("loud")
-        with pytest.raises(AdapterNotFound, match=r"adapter: 'loud' is not loaded \(none is; leave it out\)"):
+        with pytest.raises(AdapterNotFound, match=r"adapter: 'loud' is not loaded \(no adapter is; leave it out\)"):
             engine.submit(offline(text))
         gc.collect()
         with pytest.raises(Overloaded, match="all 1 places are taken, some by removed adapters"):
@@ -103,14 +103,14 @@ def test_what_cannot_be_loaded_is_refused(tmp_path: Path, models: Models) -> Non
         with pytest.raises(AdapterNotFound, match="'four' is not loaded"):
             engine.remove_adapter("four")
         assert tokens(engine, "two") == tokens(engine, "one")
-    with running(models) as engine, pytest.raises(InvalidRequest, match="the engine has no room for any"):
+    with running(models) as engine, pytest.raises(InvalidRequest, match="the engine has no room for adapters"):
         engine.load_adapter("one", folder)
 
 
 def test_settings_contradict_each_other() -> None:
     with pytest.raises(InvalidRequest, match="adapters: 2 are named, the limit is 1"):
         EngineSettings(adapters={"a": "a", "b": "b"}, max_adapters=1)
-    with pytest.raises(InvalidRequest, match="adapters: lm_backend vllm runs none; choose torch"):
+    with pytest.raises(InvalidRequest, match="adapters: lm_backend vllm runs no adapters; choose torch"):
         EngineSettings(max_adapters=1, lm_backend="vllm")
     with pytest.raises(InvalidRequest, match="max_adapter_rank: 257 is outside of 1 … 256"):
         EngineSettings(max_adapter_rank=257)

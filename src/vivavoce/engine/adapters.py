@@ -28,8 +28,7 @@ _RETRY_S = 2.0
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """A loaded adapter; targets: names of the modules that it changes; size_bytes: its bytes in the model's
-    precision."""
+    """A loaded adapter; targets: names of modules that it changes; size_bytes: its bytes in the model's precision."""
 
     name: str
     rank: int
@@ -98,8 +97,8 @@ class Adapters:
         stage, most = self._stage, self._most
         if stage is None or not most:
             raise InvalidRequest(
-                "adapters: the engine has no room for any; load the model with EngineSettings(max_adapters=8), or name "
-                "adapters or adapters_dir in the server's settings"
+                "adapters: the engine has no room for adapters; load the model with EngineSettings(max_adapters=8), or "
+                "name adapters or adapters_dir in the server's settings"
             )
         from vivavoce.checkpoint.adapter import read_adapter
 
@@ -129,5 +128,5 @@ class Adapters:
 
     def _unknown(self, name: str) -> AdapterNotFound:
         known = ", ".join(sorted(self._named))
-        loaded = f"loaded: {known}; name one of them, or leave it out" if known else "none is; leave it out"
+        loaded = f"loaded: {known}; name one of them, or leave it out" if known else "no adapter is; leave it out"
         return AdapterNotFound(f"adapter: {name[:80]!r} is not loaded ({loaded})")

@@ -37,8 +37,7 @@ class AdmissionMode(str, Enum):
     """The rule for a stream that may not start now: REFUSE refuses it; QUEUE lets it wait while the queue has a place.
 
     AUTO: on a slow machine streams wait, in a queue with few places; on other machines they are refused. ALL: a stream
-    starts as soon as a slot is free, even if listeners then hear gaps; for tests with more streams than the machine can
-    keep up with.
+    starts as soon as a slot is free, even if listeners then hear gaps; for tests that overload the machine.
     """
 
     AUTO = "auto"
@@ -240,8 +239,7 @@ class AdmissionController:
         return None
 
     def capacity(self) -> int:
-        """Return how many equal streams fit the headroom and the slots; at least 1, as a lone stream always may
-        start."""
+        """Return how many equal streams fit headroom and slots; at least 1, as one stream is always admitted."""
         fitting = range(2, self._slots + 1)  # the share of real time never falls with more streams
         return 1 + bisect_right(fitting, self._limits.headroom, key=self.share_of_real_time)
 

@@ -193,9 +193,8 @@ _OF_STREAMS = ChunkPolicy.low_latency()
 
 
 def with_short_chunks(policy: ChunkPolicy, frames: int, frames_per_token: int) -> ChunkPolicy:
-    """Shorten the default policy's first chunks to `frames` mel frames, for which the flow has a faster kernel; 0 means
-    no such kernel. The first chunk also computes the prompt's last tokens, which look ahead at the stream's first
-    tokens.
+    """Shorten the default policy's first chunks to `frames` mel frames, for which the flow has a faster kernel (0: no
+    kernel). The first chunk also computes the prompt's last tokens, which look ahead at the stream's first tokens.
     """
     if policy != _OF_STREAMS or not frames:
         return policy

@@ -192,7 +192,7 @@ class Engine:
         source_noise: whether the vocoder's source adds noise; without noise the audio depends only on the tokens.
         costs: predicts the seconds of batches; None: a new `CostModel`.
         stages: stages to use instead of new stages that run `models`.
-        exclusive: whether all stages take turns on one processor; None: True except on CUDA.
+        exclusive: whether stages, and chunks in the vocoder, take turns on one processor; None: True except on CUDA.
     """
 
     def __init__(

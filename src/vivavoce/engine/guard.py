@@ -49,8 +49,8 @@ give that text more than SHORT_LEAK_SHARE of their attention."""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 LOST_SHARE, LOST_TOKENS, LAST_IDS = 0.3, 75, 2
 """After the last try, speech ends if the voice does not move on in its text for LOST_TOKENS speech tokens, or for
-STAND_TOKENS at the last LAST_IDS text ids. A token that gives the prompt's text LOST_SHARE or more of its attention
-does not move on.
+STAND_TOKENS at the last LAST_IDS text ids. A speech token that gives the prompt's text LOST_SHARE or more of its
+attention does not count as moving on.
 """
 _SEED_STEP = 7_919
 _CUT_BEFORE = 2

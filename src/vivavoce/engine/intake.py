@@ -116,7 +116,7 @@ class Intake:
     def prompt(self, request: TokenRequest) -> SequenceState:
         config, lm = self._models.config.lm, self._lm
         if lm is None:
-            raise InvalidRequest("prompt: this engine has no language model; give speech tokens")
+            raise InvalidRequest("prompt: this engine has no language model; load a model that has one")
         vocabulary, rows = config.vocabulary, request.rows
         stop_ids = tuple(vocabulary.stop_ids)
         ends = stop_ids if request.ends is None else request.ends
@@ -148,7 +148,7 @@ class Intake:
         return SequenceState(request, prompt_rows=len(rows), run=run, most_tokens=run.forced_at, finished=True)
 
     def _check_ids(self, segment: SegmentRequest) -> None:
-        """Raise InvalidRequest for ids outside of the embedding tables, which would crash a device for all requests."""
+        """Raise InvalidRequest for ids outside of the embedding tables: on a device they would crash all requests."""
         voice = segment.conditioning
         if not isinstance(self._models, Models):
             raise InvalidRequest("request: this engine has no flow and no vocoder; ask for speech tokens")

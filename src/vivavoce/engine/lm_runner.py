@@ -173,8 +173,7 @@ class LMRunner:
         return changed
 
     def _drawn_again(self, sequence: SequenceState, run: DecodeRun, ended: bool) -> bool:
-        """Check a guarded sequence. If its speech has left the text, drop the wrong tokens, sample again, and return
-        True.
+        """Check a guarded sequence; if its speech has left the text, drop wrong tokens, sample again, and return True.
 
         After the last try, end speech that does not return to its text. run: the run of the whole text.
         """

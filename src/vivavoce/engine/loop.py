@@ -149,7 +149,7 @@ class Loop:
         self.gc_freeze.end()
 
     def post(self, message: Message) -> None:
-        """Post a message to the loop, from any thread. After the loop's end it runs here, and ends its request."""
+        """Post a message to the loop, from any thread. After the loop's end the calling thread runs it."""
         self._inbox.put(message)
         if self.ended:  # the loop may have ended before it could read the message
             self._refuse_messages()

@@ -27,8 +27,8 @@ SEEDS = (-(2**63), 2**63 - 1)
 """Limits of a seed: seeds are stored as int64."""
 MAX_PAUSE_S = 10.0
 SMALL_VOCABULARY = 32_000
-"""A text vocabulary with fewer ids is small: it writes a word in several tokens or bytes. The official one has 151,665
-ids."""
+"""A text vocabulary with fewer ids is small: it writes a word in several tokens or bytes. The official vocabulary has
+151,665 ids."""
 MAX_TOKENS = 100_000
 """Limit of `max_tokens`, above the size of any slot; a request that does not fit its slot is refused later."""
 
@@ -54,8 +54,7 @@ class SamplingParams:
     """The rule by which speech tokens are sampled. None means the value in the checkpoint's yaml file.
 
     An id is sampled from the nucleus (top_p, top_k). If it occurs at least `win_size · tau_r` times in the last
-    `win_size` tokens, another id is sampled from all ids. Speech has `min_ratio` to `max_ratio` speech tokens for each
-    text token.
+    `win_size` tokens, another id is sampled from all ids. A text token gives `min_ratio` to `max_ratio` speech tokens.
     """
 
     top_p: float | None = None
@@ -227,7 +226,7 @@ class EngineRequest:
         if arrival is InputMode.TOKENS and len(self.segments) != 1:
             raise InvalidRequest(f"text: {len(self.segments)} segments; text that arrives in tokens needs exactly one")
         if arrival is InputMode.TOKENS and self.segments[0].speech_tokens is not None:
-            raise InvalidRequest("text: it arrives, but speech tokens are given, too; leave one of them out")
+            raise InvalidRequest("text: it arrives token by token, but speech tokens are given, too; leave one out")
 
 
 @dataclass(frozen=True, eq=False)

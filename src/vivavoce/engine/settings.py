@@ -121,7 +121,7 @@ class EngineSettings(AdmissionLimits):
             raise InvalidRequest(f"adapters: {len(self.adapters)} are named, the limit is {most}; name fewer")
         problem = next(backend_problems(self), None)
         if problem is None and self.adapter_places and self.lm_backend != "torch":
-            problem = f"adapters: lm_backend {self.lm_backend} runs none; choose torch, or leave them out"
+            problem = f"adapters: lm_backend {self.lm_backend} runs no adapters; choose torch, or leave adapters out"
         if problem is not None:
             raise InvalidRequest(problem)
 

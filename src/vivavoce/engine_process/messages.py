@@ -85,8 +85,7 @@ class MethodCall:
 
 @dataclass(frozen=True)
 class Ping:
-    """A health check. It is answered once texts and recordings make progress; if the engine has failed, the process
-    ends."""
+    """A health check, answered once texts and recordings make progress. If the engine has failed, the process ends."""
 
     number: int
 

@@ -43,7 +43,7 @@ class Adapting(FakeBackend):
 
     def _check(self, name: str) -> None:
         if name not in self.loaded:
-            raise AdapterNotFound(f"adapter: {name!r} is not loaded (none is; leave it out)")
+            raise AdapterNotFound(f"adapter: {name!r} is not loaded (no adapter is; leave it out)")
 
 
 @pytest.fixture

@@ -365,8 +365,7 @@ class PackedSolver:
         position = tables[2 * run.layout.bucket.positions :][: sum(new)]
         voice, lengths = np.repeat(places, new), np.array([len(one.mel) for one in voices])
         in_prompt = position < lengths[voice]
-        # Each frame's index in `condition`: a frame of the prompt's mel, or, after the prompt, frame 0, which is
-        # silent.
+        # Each frame's index in `condition`: a frame of the prompt's mel, or, after the prompt, the silent frame 0.
         mel = np.where(in_prompt, (1 + np.cumsum(lengths) - lengths)[voice] + position, 0)
         sent = upload((tables, voice, mel, position), models.device, torch.int32)
         # mu is copied below, because the next batch overwrites it.

@@ -194,8 +194,7 @@ class GraphedSteps(SlotSteps):
         graph = self.captured.get((size, sampled, watched, adapted))
         if graph is None:
             graph = self._work(size, sampled, watched, adapted)
-            # Recording runs the work. The keys and values that it writes are overwritten later, but slots must not
-            # advance.
+            # Recording runs the work. Keys and values that it writes are overwritten later, but slots must not advance.
             with self._states.unchanged():
                 graph = replace(graph, launch=self._graphs.capture(graph.launch))
             self.captured[size, sampled, watched, adapted] = graph

@@ -247,7 +247,8 @@ class PackedVocoding:
         lay_out(run.wave, run.mel, run.source, run.phases, *run.frames[:3], self._windows, memory, given)
 
     def _run(self, size: int) -> VocoderRun:
-        """Return the run of a size, with a CUDA graph that is recorded at first use. A larger size has no graph."""
+        """Return the run of a size, with a graph that is recorded at first use. A size above the largest has no
+        graph."""
         run = self._runs.get(size)
         if run is None:
             run = self._make_run(size)
