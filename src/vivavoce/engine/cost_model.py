@@ -26,7 +26,7 @@ CLIP = 3.0
 UNMET_SPREAD = 10.0
 """Standard deviation of a coefficient whose term was 0 in all first observations, as a multiple of its prior."""
 SCALING_BATCHES = 5
-"""Number of first observations, whose median sets the scale of the prior."""
+"""Number of first observations; their median sets the scale of the prior."""
 ERROR_MEMORY = 0.05
 """Weight of the newest batch in the running mean of the error."""
 MOST_PREDICTIONS = 1_024

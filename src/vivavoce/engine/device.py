@@ -316,7 +316,7 @@ class HostThreads:
 
 
 _freezing = RLock()
-"""Reentrant, because a collection may finalize an unused engine, whose finalizer calls `GcFreeze.end`."""
+"""Reentrant, because a collection may finalize an unused engine, and the finalizer calls `GcFreeze.end`."""
 _frozen_by: set[int] = set()
 
 

@@ -295,7 +295,7 @@ class Engine:
     def submit(self, request: TokenRequest) -> TokenHandle: ...
 
     def submit(self, request: EngineRequest | TokenRequest) -> Handle | TokenHandle:
-        """Accept a request; returns at once.
+        """Accept a request, and return its handle at once.
 
         Raises:
             InvalidRequest: the request does not fit the model, or needs a network that the engine lacks.
@@ -342,7 +342,7 @@ class Engine:
         return digest.hexdigest()[:16]
 
     def watch(self, heads: TextHeads | None) -> None:
-        """From now on, use these attention heads to follow watched segments; None: follow no segment."""
+        """From now on, use these attention heads to follow watched segments; if None, follow no segment."""
         self._in_loop(partial(self._watch, heads))
 
     def _watch(self, heads: TextHeads | None) -> None:

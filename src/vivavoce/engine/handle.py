@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass
 class RequestTimings:
-    """Times of one request in seconds; None: the event has not happened.
+    """Times of one request in seconds; a time is None if its event has not happened.
 
     started_s, first_token_s, first_chunk_s, finished_s: seconds after the request was accepted; lm_s, flow_s,
     vocoder_s: the request's share of the stages' work (a batch's time divided by its rows); underruns: number of chunks

@@ -79,7 +79,7 @@ class Loop:
         """Accepted requests that have not started: first streams with a listener, then all other work."""
         self._requests: dict[int, RequestState] = {}
         self._drain: bool | None = None
-        """None: the loop goes on; True: it stops once all accepted work is done; False: it stops now."""
+        """None while the loop goes on; True if it stops once all accepted work is done; False if it stops now."""
         self._closing = False
         self._starting = threading.Lock()
         self._lag = 0.0
@@ -105,7 +105,7 @@ class Loop:
         """Run the loop in a thread, unless it runs already.
 
         Raises:
-            EngineStopped: the loop was closed or has failed, or this process was forked meanwhile.
+            EngineStopped: the loop was closed or has failed, or this process is a fork of the loop's process.
         """
         if os.getpid() != self._process:
             raise forked()

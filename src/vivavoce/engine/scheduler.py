@@ -225,7 +225,7 @@ class Scheduler:
         gives_way = bool(decoding) and not self._exclusive and self._gives_way(decoding, at)
         least = min((urgency[one] for one in decoding), default=None)
         if prefill:
-            # The most urgent sequence may have no slot, so the plan's urgency is that of the first sequence to prefill.
+            # The most urgent sequence may have no slot, so the plan takes the urgency of the first sequence to prefill.
             reading = urgency[prefill[0]]
             # A sequence that is prefilled now takes part in all later steps, so the prefill goes first, unless decode
             # steps have a more urgent rank and cannot wait.
@@ -258,7 +258,7 @@ class Scheduler:
     def _presses(self, sequence: SequenceState, now: float, step_s: float, pause_s: float) -> bool:
         """Return whether the sequence needs tokens now: its listener would soon hear a gap, or it has waited too long.
 
-        pause_s: the longest wait for first tokens after a sequence's prefill; 0: few sequences share a step.
+        pause_s: the longest wait for first tokens after a sequence's prefill; 0 if few sequences share a step.
         """
         request = sequence.request
         if not request.live:

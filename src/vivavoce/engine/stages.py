@@ -76,7 +76,7 @@ class LMInterface(Protocol):
         """
 
     def wait(self) -> None:
-        """Block until the oldest launch whose ids were not collected is finished."""
+        """Block until the oldest launch with ids that were not collected is finished."""
 
     def close(self, slot: int) -> None:
         """Free a slot at once; ids of its run that arrive later are dropped."""

@@ -31,7 +31,7 @@ _MOST_BATCHES = 2
 
 @dataclass(eq=False)
 class _Batch(RunningBatch):
-    """A batch of chunks that is in the flow (`job`), or whose mels wait for the vocoder."""
+    """A batch of chunks that is in the flow (`job`), or that waits for the vocoder (`mels`)."""
 
     stage: Stage
     size: BatchSize
@@ -140,7 +140,7 @@ class SynthesisRunner:
             if not chunk.hop:
                 sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
                 if not sequence.lacks_prompt:
-                    continue  # another stream of the voice has computed the state meanwhile
+                    continue  # another stream of the voice has computed the state
             else:
                 sequence.chunks += 1
                 sequence.seen = max(sequence.seen, min(chunk.seen, sequence.produced))

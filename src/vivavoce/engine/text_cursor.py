@@ -40,7 +40,7 @@ class TextCursor:
         return len(self._rows)
 
     def add(self, count: int, attention: Floats | None = None, first: int = 0) -> None:
-        """Add `count` speech tokens; attention: [count, text tokens] from the text token `first` on, None: unknown.
+        """Add `count` speech tokens; attention: [count, text tokens] from the text token `first` on, None if unknown.
 
         Text tokens below 0 belong to the prompt.
         """

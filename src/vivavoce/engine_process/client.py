@@ -164,7 +164,7 @@ class EngineClient:
 
     @property
     def active(self) -> int:
-        """Number of current streams, including those that were only just sent."""
+        """Number of current streams, including streams that the process has not confirmed yet."""
         return len(self._streams)
 
     async def until_idle(self) -> None:

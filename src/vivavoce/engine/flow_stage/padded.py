@@ -269,8 +269,8 @@ def _batch_numbers(rows: Sequence[FlowRow], lookahead: int, up: int, keys: int) 
 def _lookahead_ends(rows: Sequence[FlowRow], size: int, lookahead: int) -> Indices:
     """Return the end of each new token's lookahead, as an index into the row's tokens: [rows, new tokens].
 
-    Empty if each token sees all tokens of its lookahead that the row has; the encoder then takes a faster path, whose
-    results may differ in their last bits.
+    Empty if each token sees all tokens of its lookahead that the row has; the encoder then takes a faster path, with
+    results that may differ in their last bits.
     """
     for row in rows:
         heard = np.minimum(np.arange(row.past, row.end) + 1 + lookahead, row.past + len(row.tokens))

@@ -248,7 +248,7 @@ class FlowRow:
     """One row of a batch: the next mel of a stream, or (hop 0) the state of a prompt, for all streams of its voice.
 
     speech: the sequence's speech tokens that may be read, with the lookahead and without the prompt; hop: number of
-    tokens, after those already spoken, that become mel. `FlowStage.start` fills in the other fields.
+    tokens, after the spoken tokens, that become mel. `FlowStage.start` fills in the other fields.
     """
 
     stream: Any
@@ -270,9 +270,9 @@ class FlowRow:
     """All blocks up to `end`; empty unless `attention` is `BLOCKS`."""
     span: AttentionSpan = field(init=False)
     before: RowState | None = None
-    """State that the row continues; None: the row starts at the first token."""
+    """State that the row continues; None if the row starts at its first token."""
     after: RowState | None = None
-    """State after the row, whose pages the row holds; None: no state is kept."""
+    """State after the row; the row holds its pages. None if no state is kept."""
 
     @property
     def new(self) -> int:
@@ -290,7 +290,7 @@ class FlowRow:
 
 
 class Planner:
-    """Plans rows; recomputed: number of chunks whose past was computed again because its state was missing."""
+    """Plans rows; recomputed: number of chunks that needed their past computed again, because its state was missing."""
 
     def __init__(self, config: FlowConfig, pool: PagePool, prompts: PromptCache) -> None:
         self._config, self._pool, self._prompts = config, pool, prompts

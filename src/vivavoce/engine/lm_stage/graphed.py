@@ -36,7 +36,7 @@ ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096
 SEQUENCES = (1, 8, 32)
 """Sizes of prefills, in sequences, for which graphs are recorded."""
 ROWS_AHEAD = 1024
-"""Prefill graphs up to this many rows are recorded at the start, larger ones at their first use."""
+"""Prefill graphs up to this many rows are recorded at the start, larger graphs at their first use."""
 _ROW_ARRAYS = 4
 
 

@@ -71,7 +71,7 @@ class SlotSteps:
         self._config, self._rows = config, slots + spare
         self.observer: TextObserver | None = None
         self.attention: Tensor | None = None
-        """Each slot's attention to its text in the last decode step, [≥ n, tokens] float32; None: it was not read."""
+        """Each slot's attention to its text in the last decode step, [≥ n, tokens] float32; None if it was not read."""
 
     def watch(self, heads: TextHeads) -> None:
         """From now on, watched decode steps read the attention of these heads."""
@@ -129,7 +129,7 @@ class PlainSteps(SlotSteps):
         return min(self._slots, fitting(PLAIN_SLOTS, slots) or self._slots)
 
     def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
-        """Prefill one or more runs; returns their first ids, in order, at the front of an [≥ n] int64 tensor.
+        """Prefill one or more runs; return their first ids, in order, at the front of an [≥ n] int64 tensor.
 
         most: the largest top_k of the open slots.
         """
@@ -195,7 +195,7 @@ class Sampled(NamedTuple):
 
     ended: the last id is a control id; the run is over, and the slot pauses until the next `prefill` or `close`; error:
     the run failed, so its request fails, too; seconds: the time of each id, from a `self_paced` stage; attention: [ids,
-    text tokens] float32, for each id the attention of its step to the text of a watched run, None: it was not read;
+    text tokens] float32, for each id the attention of its step to the text of a watched run, None if it was not read;
     text_start: the index in the sequence's text of the first of these text tokens, negative in the prompt's text.
     """
 
@@ -291,7 +291,7 @@ class LMStage:
         self._spare: list[_Launch] = []
 
     def watch(self, heads: TextHeads | None) -> None:
-        """Use these attention heads to follow watched runs; None: follow no run."""
+        """Use these attention heads to follow watched runs; if None, follow no run."""
         if heads is None:
             self._steps.observer = None
         else:

@@ -143,7 +143,7 @@ class Tails:
     """
 
     speed: SpeedTail | None = None
-    """The state of resampling; None: the speed is 1, or the utterance is whole."""
+    """The state of resampling; None if the speed is 1, or the utterance is whole."""
     waiting: Tensor | None = None
     """[frames, bins] float32, at the stream's speed: too few frames to be vocoded by themselves."""
     mel: Tensor | None = None
@@ -250,7 +250,7 @@ class PaddedVocoding:
         """Return each row's samples, and its stream's tails after it; tails of a closed stream may have any values."""
         if self.one_by_one:
             return [self._batch([row])[0] for row in rows]
-        # Rows whose source starts anew come first, because `_sources` computes them separately.
+        # Rows that start a new source come first, because `_sources` computes them separately.
         batch = sorted(rows, key=lambda row: row.before.phase is not None)
         made = dict(zip(map(id, batch), self._batch(batch) if batch else (), strict=True))
         return [made[id(row)] for row in rows]
@@ -341,8 +341,8 @@ class VocoderStage:
     noise and phase continue.
 
     source_noise: whether the source adds noise; without it the audio depends only on the mel. kernels: whether our own
-    kernels and CUDA graphs are used (see `vivavoce_kernels.usable`); a vocoder whose sizes they do not support uses the
-    plain path. most_frames: with kernels, frames of the largest batch with a CUDA graph; larger batches are split.
+    kernels and CUDA graphs are used (see `vivavoce_kernels.usable`); a vocoder with sizes that they do not support uses
+    the plain path. most_frames: with kernels, frames of the largest batch with a CUDA graph; larger batches are split.
     None: chosen for speed. both: without kernels, runs two independent parts of a piece; None: in turn.
     """
 
