@@ -16,13 +16,13 @@ from importlib import import_module
 
 from vivavoce.version import __version__ as __version__
 
-# OpenMP's threads busy-wait for one another, which made speech six times slower on a machine with other load. With
-# less of it an idle machine is a few per cent slower. OpenMP reads the variable once, when torch is imported later.
+# OpenMP's threads busy-wait for one another, which made speech six times slower on a machine with other load. This
+# shorter wait makes an idle machine a few per cent slower. OpenMP reads the variable once, when torch is imported.
 if not ("torch" in sys.modules or {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"} & os.environ.keys()):
     os.environ["GOMP_SPINCOUNT"] = "10000"
 
 # onnxruntime ≥ 1.31 writes a device id into the user's cache folder and sends events to its maker. It reads this
-# variable when it is imported, always after this line. Child processes inherit the variable.
+# variable when it is imported, and this line always runs before that. Child processes inherit the variable.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # oneDNN, and torch's layer above it in each thread, keep compiled primitives of up to 1,024 batch shapes: over 1 GB

@@ -130,7 +130,7 @@ def load(
 
 
 class Vivavoce:
-    """A loaded model that speaks. Made by `load`.
+    """A loaded model that speaks; `load` returns it.
 
     A voice is given as a recording (path, bytes, open file, `Audio`, or (array, rate)) with its words in `transcript`,
     as the name of a stored or built-in voice, or as a `Voice`; None is the model's first built-in voice.
@@ -221,11 +221,11 @@ class Vivavoce:
         self.engine.remove_adapter(name)
 
     def voices(self) -> list[str]:
-        """Names of the voices that can be used: stored and built in."""
+        """Return the names of all voices that `speak` can use: stored ones and built-in ones."""
         return self._registry.names()
 
     def voice(self, voice: AnyVoice = None, transcript: str = "", *, prompt_text: str = "") -> Voice:
-        """The voice that `speak` would take for these two arguments; prompt_text: the former name of `transcript`.
+        """Return the voice that `speak` would use for these arguments; prompt_text: the former name of `transcript`.
 
         Voices of recent recordings are cached, so do not change a voice's tensors.
 
@@ -238,9 +238,9 @@ class Vivavoce:
         return self._registry.resolve(voice, transcript or prompt_text)
 
     def normalize(self, text: str, **manner: Unpack[ReadingManner]) -> str:
-        """The text as it is spoken: "It is 11:42." becomes "It is eleven forty two."; "" for white space.
+        """Return the text as it is spoken: "It is 11:42." becomes "It is eleven forty two."; "" for white space.
 
-        manner: language, reading, lexicon, emojis, code, reasoning, as in `speak`. InvalidText: it is longer than
+        manner: language, reading, lexicon, emojis, code, reasoning, as in `speak`. InvalidText: the text is longer than
         20,000 characters, or has characters that the model does not know.
         """
         _refuse_unknown(manner, ReadingManner.__annotations__)
@@ -252,7 +252,7 @@ class Vivavoce:
         self.front_end.text.check(text)
 
     def embed(self, source: AudioSource) -> Tensor:
-        """The speaker embedding of 0.5 to 30 s of speech: [192] float32, not normalised.
+        """Return the speaker embedding of 0.5 to 30 s of speech: [192] float32, not normalised.
 
         Embeddings of one speaker point in similar directions: compare them by cosine. InvalidAudio: the source is
         unreadable, too short, too long, silent or not finite.
@@ -280,14 +280,14 @@ class Vivavoce:
             sampling: how to sample speech tokens; None: as the model's own configuration says.
             language: the text's language, one of nine codes ("en", "zh", "de", …); None: detected from the text.
             reading: the rules that read numbers and signs: natural, official or off.
-            lexicon: words → pronunciations. This and the next two keywords need natural rules.
+            lexicon: words → pronunciations. The keywords lexicon, emojis and code need the natural rules.
             emojis: silent or named.
             code: read or silent, for code between backticks.
             reasoning: silent or read, for text between <think> and </think> in the output of a language model.
             word_times: give the time of each word, in `Speech.words` or the `words` of chunks; the first use of a model
                 searches for the attention heads that follow the text.
             guard: detect speech that deviates from its text (repeats, skips, loops, ends early), and speak that part
-                again with another seed; `Speech.delivery` reports it. None: with the model mini alone.
+                again with another seed; `Speech.delivery` reports it. None: only for the model mini.
             flow_steps: official (ten Euler steps) or fast (three midpoint steps, three fifths of the flow's work);
                 None: as the engine's settings say. CosyVoice 1 has only official steps.
             adapter: name of a loaded LoRA adapter of the language model (`load_adapter`); "none": no adapter; None: the
@@ -320,8 +320,9 @@ class Vivavoce:
     ) -> Iterator[Speech | VivavoceError]:  # fmt: skip
         """Speak several texts, batched together in the engine; results keep their order. Arguments as in `speak`.
 
-        The iterator reads texts only as the engine has room, so there may be any number. A text that cannot be spoken
-        raises its error after the speech of the texts before it. Deleting the iterator cancels the rest.
+        The iterator reads the next text only when the engine has room, so `texts` may be of any length. A text that
+        cannot be spoken raises its error after the speech of the texts before it. Deleting the iterator cancels all
+        texts whose speech it has not returned.
 
         errors: with "return", a text that cannot be spoken gives its VivavoceError in its place; the others are spoken.
         """
@@ -382,7 +383,7 @@ class Vivavoce:
         time of each segment of the text. Closing or deleting the stream cancels it.
 
         `text` may be an iterable of pieces, such as a language model's output: speech starts while they arrive.
-        Bad input raises an error here, before the first chunk; a bad piece of an iterable raises one when it arrives.
+        Bad input raises its error in this call; a bad piece of an iterable raises its error when the piece arrives.
         """
         find_voice, chosen = self._read(voice, manner)
         engine = self.engine

@@ -26,9 +26,9 @@ sys.exit(import_module(module).main())
 
 
 def python_command(module: str, *arguments: str, python: Path | str = sys.executable) -> tuple[str, ...]:
-    """The command that calls a module's `main` in a new process. The variable PYTHONPATH has its usual effect.
+    """Return the command that calls a module's `main` in a new process. PYTHONPATH has its usual effect there.
 
-    python: another interpreter with the module's dependencies.
+    python: the interpreter; it must have the module's dependencies.
     """
     return (str(python), "-c", _BOOT, str(Path(__file__).parents[1]), module, *arguments)
 

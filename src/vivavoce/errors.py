@@ -1,7 +1,7 @@
 """Every error that vivavoce raises on purpose, with its stable code and its HTTP, gRPC and exit status.
 
-A message is one line. It names the field, the value and the limit, and ends with a remedy. Exit code 1: the user
-cannot mend the error; 130: interrupted, as in shells.
+A message is one line. It names the field, the value and the limit, and ends with a remedy. The exit code is 2 if the
+user can mend the error, 1 if not, and 130 after an interruption, as in shells.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class InvalidRequest(VivavoceError, http_status=400, grpc_status="INVALID_ARGUME
 
 
 def check_kind(field: str, value: object, kind: type | types.UnionType, remedy: str) -> None:
-    """InvalidRequest: the value has another type than `kind`. remedy: the end of the error's message."""
+    """Raise InvalidRequest if the value is not of the type `kind`. remedy: the end of the error's message."""
     if not isinstance(value, kind):
         kinds = " or ".join(one.__name__ for one in get_args(kind) or (kind,) if one is not types.NoneType)
         raise InvalidRequest(f"{field}: {value!r:.40} is of type {type(value).__name__}, not {kinds}; {remedy}")

@@ -58,7 +58,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
 
 
 def untrusted(path: Path, *, any_owner: bool = False) -> str | None:
-    """The reason why other users can change the file or folder, and how to mend it; None if they cannot.
+    """Return why other users can change the file or folder, and how to prevent that; None if they cannot change it.
 
     Other users are all but root and this process' user; any_owner: any owner is accepted. Write permission for the
     group is accepted, because someone has to grant it on purpose. OSError: the file does not exist.
@@ -73,15 +73,15 @@ def untrusted(path: Path, *, any_owner: bool = False) -> str | None:
 
 @contextmanager
 def locked(path: Path, *, on_wait: Callable[[], None] | None = None, timeout_s: float = math.inf) -> Iterator[None]:
-    """Hold the lock of a folder or a file (created if missing); one thread of one process at a time.
+    """Hold the lock of a folder or a file (created if missing). Only one thread of all processes can hold it.
 
-    on_wait: called before waiting for another holder; an exception from it ends the attempt. Never remove a lock file:
-    another process could then create and lock a second file.
+    on_wait: called once if another thread or process holds the lock, before waiting; its exception ends the attempt.
+    Never remove a lock file: another process could then create and lock a second file of this name.
 
     Raises:
         OSError: the path is a link, or cannot be opened. TimeoutError: another process still holds the lock.
     """
-    import fcntl  # POSIX only; the rest of this module is portable
+    import fcntl  # exists only on POSIX systems
 
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path.name} is a link; remove it")
@@ -89,7 +89,7 @@ def locked(path: Path, *, on_wait: Callable[[], None] | None = None, timeout_s: 
     descriptor, until = os.open(path, kind | os.O_NOFOLLOW, 0o600), time.monotonic() + timeout_s
     try:
         while True:
-            with suppress(BlockingIOError):  # a blocking call could not time out
+            with suppress(BlockingIOError):  # LOCK_NB, because a blocking call has no time limit
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if on_wait is not None:

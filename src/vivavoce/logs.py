@@ -39,7 +39,10 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(
 
 @dataclass
 class RequestScope:
-    """request_id, principal_name: "" until known; traceparent, tracestate: the client's W3C trace context, or ""."""
+    """The request of this context, for its log lines; each field is "" while it is not known.
+
+    traceparent, tracestate: the client's W3C trace context.
+    """
 
     request_id: str = ""
     principal_name: str = ""
@@ -77,7 +80,7 @@ def note_principal(name: str) -> None:
 
 
 def configure(form: str, level: str = "info", *, log_text: bool = False, stream: TextIO | None = None) -> None:
-    """Set up logging, again if necessary. form: json or text; log_text: log texts, and errors that quote texts, too."""
+    """Set up logging; later calls replace it. form: json or text; log_text: log texts and errors that quote texts."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
@@ -109,7 +112,7 @@ def texts_are_logged() -> bool:
 
 
 def printable(text: str) -> str:
-    """The text in one line, with control and invisible characters as \\uXXXX."""
+    """Return the text in one line, with control and invisible characters as \\uXXXX."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -38,7 +38,7 @@ class LruCache(Generic[Value]):
             return CacheCounts(self._computed, self._hits)
 
     def find(self, key: Hashable) -> Value | None:
-        """The value under `key`; None if it is not there."""
+        """Return the value under `key`, or None if the cache does not hold it."""
         with self._lock:
             if key not in self._values:
                 return None
@@ -47,9 +47,9 @@ class LruCache(Generic[Value]):
             return self._values[key]
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The value under `key`, computed if it is not there.
+        """Return the value under `key`; call `make` to compute it if the cache does not hold it.
 
-        An exception from `make` reaches its caller and is not cached: a waiting thread then computes the value itself.
+        An exception from `make` is raised here and is not cached: a thread that waited then computes the value itself.
         """
         while True:
             with self._lock:

@@ -20,14 +20,14 @@ class Rates:
         return 0 if rest else frames
 
     def frames_of(self, tokens: int) -> int:
-        """The number of whole mel frames of this many speech tokens.
+        """Return the number of whole mel frames that this many speech tokens last.
 
-        The official int(tokens / 50 · 22050 / 256) gives the same number for all lengths that the flow accepts.
+        The official code's int(tokens / 50 · 22050 / 256) gives the same number for all lengths that the flow accepts.
         """
         return tokens * self.sample_rate // (self.samples_per_frame * self.tokens_per_second)
 
     def tokens_in(self, frames: int) -> int:
-        """The largest number of speech tokens that fit into this many mel frames."""
+        """Return the largest number of speech tokens that fit into this many mel frames."""
         return ((frames + 1) * self.samples_per_frame * self.tokens_per_second - 1) // self.sample_rate
 
     @property

@@ -1,4 +1,4 @@
-"""Ends work that takes too long. One thread watches all of it, because starting a thread takes milliseconds."""
+"""Time limits of blocks of code. One thread watches all limits, because starting a thread takes milliseconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _due: dict[object, tuple[float, Callable[[], object]]] = {}
 _changed = Condition()
 _watcher: list[Thread] = []
 _wakes_at = [0.0]
-"""When the watcher wakes. Only work with an earlier limit wakes it sooner, so work of one kind never does."""
+"""The monotonic time at which the watcher wakes. A new block wakes the watcher only if its limit ends before that."""
 
 
 @contextmanager
