@@ -18,12 +18,12 @@ import typer
 from vivavoce.errors import InvalidRequest
 
 DEBUG_VARIABLE = "VIVAVOCE_DEBUG"
-"""Environment variable; any value but 0 shows tracebacks and library warnings."""
+"""Environment variable; any value but "" and "0" shows tracebacks and library warnings."""
 
 _UNTRAINED_LOGGER = "vivavoce.untrained"
 _PIPE_WIDTH = 10_000
 TELL_EVERY_S = 10.0
-"""Seconds between two lines of progress where stderr is a file or a pipe."""
+"""Seconds between two lines of progress if stderr is a file or a pipe."""
 
 
 def debugging() -> bool:
@@ -90,7 +90,7 @@ Show = Callable[[str, int, int | None, str], None]
 
 @contextmanager
 def progress(reporter: Reporter, *, size: bool = False, share: bool = False, transient: bool = False) -> Iterator[Show]:
-    """size: amounts are bytes; share: show per cent; transient: remove the bar at the end."""
+    """Yield a function that shows progress. size: in bytes; share: in per cent; transient: the bar goes at its end."""
     if reporter.quiet or not is_terminal(sys.stderr):
         begun: set[str] = set()
         told = time.monotonic()

@@ -23,7 +23,7 @@ _DECLARED = "declared"
 
 
 def flag(help: str, metavar: str | None = None, *names: str, default: Any = None, **settings: Any) -> Any:
-    """Declare an option as a field's or parameter's default. names: its short names only, or all its names."""
+    """Declare an option as a field's or parameter's default. names: the option's short names only, or all its names."""
 
     def declared(name: str) -> Any:
         own = () if any(one.startswith("--") for one in names) else (f"--{name.replace('_', '-')}",)
@@ -105,7 +105,7 @@ class PlainCommand(TyperCommand):
 
 
 def command(app: typer.Typer, *lines: str, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
-    """lines: examples; settings: arguments of typer's own `command`."""
+    """Add a command to `app`. lines: examples for the help; settings: arguments of typer's own `command`."""
 
     def added(function: Command) -> Command:
         app.command(name, cls=PlainCommand, epilog=examples(*lines), **settings)(with_flags(function))
@@ -132,14 +132,14 @@ def examples(*lines: str) -> str:
 
 
 def _as_utf8(label: str, given: Any) -> Any:
-    """Read texts of the command line as UTF-8; a locale without their letters gave surrogate escapes in their place."""
+    """Return arguments decoded as UTF-8; Python passes letters that the locale lacks as surrogate escapes."""
     if isinstance(given, (list, tuple)):
         return [_as_utf8(label, one) for one in given]
     return given and utf8(label, given.encode(errors="surrogateescape"))
 
 
 def utf8(label: str, content: bytes) -> str:
-    """The text of these bytes. InvalidText, which begins with the label: they are not UTF-8."""
+    """Return the text of these bytes. InvalidText: they are not UTF-8; the message begins with `label`."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -32,7 +32,7 @@ _COMPLETE_VARIABLE = "_VIVAVOCE_COMPLETE"
 
 
 class _Listed(NamedTuple):
-    """Where a command is declared: the names of a module and of its function or group, and of the examples."""
+    """Where a command is declared: its module, and the names there of its function or group and of its examples."""
 
     module: str
     attribute: str
@@ -115,7 +115,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        # Options may have _ for -. Former names still work, such as --prompt-text for --transcript.
+        # Options may have _ in place of -. Former names still work, such as --prompt-text for --transcript.
         "token_normalize_func": lambda token: OLD_NAMES.get(token := token.replace("_", "-"), token),
     },
 )
@@ -134,7 +134,7 @@ def _root(context: typer.Context, version: bool = flag("Print the version and st
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; `arguments` default to the program's own."""
     given = sys.argv[1:] if arguments is None else arguments
-    if sys.stderr is None:  # it was closed: the next file that is opened would get its number, and its messages
+    if sys.stderr is None:  # closed: the next opened file would get stderr's descriptor, and the messages written to it
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not encode all names

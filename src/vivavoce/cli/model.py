@@ -90,7 +90,7 @@ def load_model(
     spread: Spread = Spread(),
     adapter: Path | None = None,
 ) -> tuple[Vivavoce, float]:
-    """Load a model; return it and the seconds of loading. adapter: a LoRA adapter's folder, which names it."""
+    """Load a model; return it and the seconds that this took. adapter: a LoRA adapter's folder, loaded by its name."""
     name = choice.model or "the default model"
     with reporter.working(f"loading {name} …"):
         # The clock starts after the imports: they belong to the program, not to the model.
@@ -124,7 +124,7 @@ def note_if_no_real_model(card: ModelCard, reporter: Reporter) -> None:
 
 
 def _was_noted(name: str) -> bool:
-    """True if the demo notice was shown before; records that it is shown now. False if it cannot be recorded."""
+    """Return whether the demo notice was shown before, and record that it is shown now; False if recording fails."""
     from vivavoce.checkpoint.known_models import models_home
 
     try:

@@ -38,7 +38,7 @@ class Output:
         return "stdout" if self.target == STDOUT else self.target
 
     def check(self) -> None:
-        """InvalidRequest: the target is a folder, a terminal or not writable, or its format is unknown."""
+        """Raise InvalidRequest if the target is a folder, a terminal or not writable, or its format is unknown."""
         _ = self.format
         if self.target != STDOUT:
             with explaining("output", self.label):
@@ -70,7 +70,7 @@ class Output:
 
     @contextmanager
     def stream(self, sample_rate: int, model: str) -> Iterator[Callable[[NDArray[np.float32]], None]]:
-        """Yield a function that encodes and writes samples [n]; even an interrupted file is valid. model: its name."""
+        """Yield a function that encodes and writes samples [n]; an interrupted file is valid. model: name for a tag."""
         from vivavoce.frontend.audio.encode import open_encoder
         from vivavoce.frontend.audio.tag import new_tag
 
@@ -98,7 +98,7 @@ class Output:
             yield sys.stdout.buffer
             return
         with explaining("output", self.label):
-            file = open(self.target, "wb")  # noqa: SIM115  (only errors of opening are explained)
+            file = open(self.target, "wb")  # noqa: SIM115  (`explaining` is for errors of `open`, not of the block)
         try:
             yield file
         finally:

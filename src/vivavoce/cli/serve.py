@@ -80,7 +80,7 @@ def serve(
 
 
 def flag_values(parameters: Mapping[str, object]) -> dict[str, object]:
-    """Values of settings by name. The first --model is the default model; the others are further models."""
+    """Return the settings' values by name. The first --model is the default model; the others are further models."""
     values = {setting.name: parameters[name] for name, setting in _FLAGS.items()}
     models = cast(list[str], values["models.more"] or [])
     return {**values, "model.model": models[0] if models else None, "models.more": models[1:]}

@@ -83,7 +83,7 @@ async def run_server(read: Callable[[], ServerSettings], reporter: Reporter) -> 
         state = AppState(dispatcher, keys, settings, jobs, DIALECTS)
         listeners = await _listen(state, sockets, server, stack)
         if start is not None:
-            # Tells a monitor that the server is alive while it loads.
+            # The ports are open already, so a monitor sees that the server is alive while it loads.
             report(f"loading the model; {_address(server, listeners['port'])}/health/ready says when it can speak")
             await _unless(stop, start())
             if stop.is_set():
@@ -173,7 +173,7 @@ def _on_reload(stop: asyncio.Event, ask: Callable[[bool], None]) -> None:
         else:
             ask(False)
 
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # SIG_IGN: nohup has started this process
         loop.add_signal_handler(signal.SIGHUP, hang_up)
     loop.add_signal_handler(signal.SIGUSR2, ask, True)
 
@@ -197,19 +197,19 @@ async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | Non
 
 
 def _sockets(server: ServerSection, stack: AsyncExitStack) -> dict[str, socket.socket]:
-    """Listening sockets by the names of their settings, except gRPC's. InvalidRequest: a port is taken."""
+    """Return the listening sockets by the names of their settings, without gRPC's. InvalidRequest: a port is taken."""
     legacy_port = server.legacy_port if server.legacy else None
     ports = {"port": server.port, "legacy_port": legacy_port, "health_port": server.health_port}
     ports |= {field: getattr(server, field) for dialect in DIALECTS for field in dialect.listeners}
     wanted = {field: port for field, port in ports.items() if port is not None}
     sockets = {field: stack.enter_context(bind(server.host, port, field)) for field, port in wanted.items()}
     if server.grpc_port is not None:
-        bind(server.host, server.grpc_port, "grpc_port").close()  # a check only: gRPC binds it later
+        bind(server.host, server.grpc_port, "grpc_port").close()  # only a check: gRPC itself binds the port later
     return sockets
 
 
 def connections_of_gpus(settings: ServerSettings) -> ServerSection:
-    """The section [server]. Unless `max_connections` is set, its default is multiplied by the number of GPUs."""
+    """Return the section [server]; if `max_connections` is not set, its default is multiplied by the number of GPUs."""
     server = settings.server
     if "max_connections" in server.model_fields_set or server.upstream is not None:
         return server
@@ -254,7 +254,7 @@ async def _listen(
 async def _open_backend(
     settings: ServerSettings, lexicons: Lexicons | None, stack: AsyncExitStack, stop: asyncio.Event
 ) -> tuple[SpeechBackend | None, Callable[[], Awaitable[None]] | None]:
-    """The backend (None after a signal), and the function that starts it (None: it is ready)."""
+    """Return the backend, or None if a signal came first, and the function that starts it, or None if it is ready."""
     server = settings.server
     if server.upstream is None:
         from vivavoce_fleet.model_router import Limits, open_models

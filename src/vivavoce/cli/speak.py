@@ -58,12 +58,12 @@ CONVERT_EXAMPLES = (
 STDIN = "-"
 MAX_TEXT_BYTES = 50_000_000
 PART_CHARS = 1_000
-"""Characters in each part of a longer text, about a minute of speech. Parts bound memory and show progress."""
+"""Characters in each part of a longer text, about a minute of speech. Parts limit the memory and show progress."""
 _NOT_AS_GIVEN = {"voice", "transcript", "mode", "lexicon", "adapter", "top_p", "top_k"}
 """Fields of `SpeechManner` that `keywords` converts or leaves out."""
 READING_FIELDS = ("language", "reading", "lexicon", "emojis", "code", "reasoning")
 _PACED_S = 10.0
-"""Seconds of the shortest audio whose real-time factor is shown. In shorter audio, the first chunk dominates it."""
+"""Shorter audio, in seconds, is reported without a real-time factor, because its first chunk would dominate it."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def convert(
 
 
 def read_text(argument: str | None, file: str | None) -> str:
-    """Return `argument` or the content of `file`; "-", or neither, is stdin. InvalidRequest: two texts, or none."""
+    """Return `argument`, or the content of `file`, or stdin ("-", or neither). InvalidRequest: two texts, or none."""
     if argument is not None and file is not None:
         raise InvalidRequest("text: is given twice, as an argument and with --file; leave one out")
     if argument == STDIN:
@@ -242,7 +242,9 @@ def _read_file(path: str) -> str:
 
 
 def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
-    """Parts of a text, each with the position of its first character. natural: by natural rules, SSML is one part."""
+    """Return a text's parts, each with the position of its first character. natural: with natural rules, which read
+    SSML, a text in SSML is one part.
+    """
     from vivavoce_textnorm import blocks, contains_chinese, is_speakable, is_ssml
 
     if natural and is_ssml(text):
@@ -266,7 +268,7 @@ class PartwiseSpeech:
     last: Speech | None = None
 
     def pieces(self) -> Generator[NDArray[np.float32], None, None]:
-        """The samples, in order; closing the generator ends the speech."""
+        """Yield the samples in order; closing the generator ends the speech."""
         speeches = self.tts.speak_many((part for _, part in self.parts), self.voice, **self.keywords)
         for start, part in self.parts:
             before, begins_s = (len(self.marks), len(self.words)), self.marks[-1].end_s if self.marks else 0.0

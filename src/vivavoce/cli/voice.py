@@ -302,7 +302,7 @@ def _folders(model: str | None) -> list[Path]:
 
 
 def _built_in(folder: Path) -> list[tuple[Voice, str]]:
-    """The voices of a model, each with the model's name."""
+    """Return the voices that are built into a model, each with the model's name."""
     from vivavoce.checkpoint.folder import read_card
     from vivavoce.frontend.voices.voice import built_in_voices
 
@@ -310,8 +310,8 @@ def _built_in(folder: Path) -> list[tuple[Voice, str]]:
 
 
 def _described(voice: Voice, models: ModelNames, card: str = "") -> dict[str, Any]:
-    """A voice as JSON values. card: the name of the model that the voice is built into. The value `model` is a local
-    model that the voice fits, or None if no local model fits or the voice fits any model.
+    """Return a voice as JSON values. card: the name of the model that the voice is built into. The value `model` is a
+    local model that the voice fits, or None if no local model fits or the voice fits any model.
     """
     from vivavoce.frontend.voices.voice import optional_fields
 
@@ -350,6 +350,6 @@ def _states(about: dict[str, Any]) -> tuple[str, str]:
 
 
 def _seconds(voice: Voice) -> float:
-    """Seconds of speech tokens. At 25 tokens a second, a token has at least two mel frames; at 50, it has fewer."""
+    """Return the seconds of the speech tokens. A token of 1/25 s has two or more mel frames, one of 1/50 s fewer."""
     tokens = len(voice.speech_tokens)
     return tokens / (25 if len(voice.mel) >= 2 * tokens else 50)
