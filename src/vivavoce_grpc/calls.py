@@ -25,7 +25,7 @@ from vivavoce_grpc.protos import message
 
 PROTOCOL = "grpc"
 LEAST_STREAMS = 8
-"""The limits of calls per connection and of messages read at once per caller are this or more, for any `max_conc`."""
+"""Least value of two limits, even if `max_conc` is small: calls per connection, messages read at once per caller."""
 REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
 ERROR_CODE = "error-code"
 RETRY_AFTER = "retry-after-ms"
@@ -47,7 +47,7 @@ class Call:
     request_id: str
 
     async def receive(self, name: str) -> Any:
-        """Receive the only message of a unary call; name: its full name. Raises the errors of `Calls.message`."""
+        """Receive the only message of a unary call. name: the message's full name. Errors: see `Calls.message`."""
         return parsed(name, await self.port.message(self.context, self.principal.name) or b"")
 
     async def send(self, name: str, /, **fields: Any) -> None:
@@ -57,7 +57,7 @@ class Call:
 
 
 Answer = Callable[[Call], Awaitable[Metadata]]
-"""A method that answers a call and returns its trailing metadata, without the request's id."""
+"""A function that answers a call and returns its trailing metadata; `serve` adds the request's id to them."""
 
 
 class Calls:
@@ -96,7 +96,7 @@ class Calls:
             await self._end(context, grpc.StatusCode.INTERNAL, details, trailing)
 
     async def message(self, context: Context, caller: str) -> bytes | None:
-        """Read the next message; None: the client has closed its side."""
+        """Read the next message; return None if the client has closed its side. caller: the name in `_reading`."""
         if self._reading[caller] >= self.at_once:
             raise Overloaded(f"calls: the server reads {self.at_once} of yours, which is the limit; try again soon")
         self._reading[caller] += 1
@@ -129,7 +129,7 @@ class Calls:
             self._speaking -= 1
 
     def deadline(self, call: Call) -> float | None:
-        """The call's deadline on the dispatcher's clock; None: it has none."""
+        """Return the call's deadline on the dispatcher's clock, or None if the client set no deadline."""
         left_s = call.context.time_remaining()
         return None if left_s is None else self.dispatcher.clock() + left_s
 

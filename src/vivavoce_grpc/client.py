@@ -5,8 +5,8 @@
         for pcm in speech:
             play(pcm, speech.started.sample_rate)
 
-Messages are those of `protos/vivavoce.proto`. It needs grpcio and protobuf, no torch. A refusal raises
-`grpc.RpcError`: `code()` is the status, `details()` the reason, `trailing_metadata()` has the stable `error-code`.
+`protos/vivavoce.proto` defines the messages. This module needs grpcio and protobuf, but not torch. A refused call
+raises `grpc.RpcError`: `code()` is the status, `details()` the reason, `trailing_metadata()` has the `error-code`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         """Ask the server to speak a text; returns at once.
 
         text: the whole text, or an iterable of pieces, which a thread reads. The piece None is a flush: the text so far
-        is spoken without waiting for more. Halves of a surrogate pair are joined; a lone one is left out. start: fields
-        of `Start`, such as voice="calm", seed=1, or recording={"content": …, "transcript": …}. timeout_s: limit in
-        seconds for the whole speech.
+        is spoken without waiting for more. Halves of a surrogate pair are joined; a lone half is left out.
+        start: fields of `Start`, such as voice="calm", seed=1, or recording={"content": …, "transcript": …}.
+        timeout_s: limit in seconds for the whole speech.
         ValueError, TypeError: a field does not exist, or its value has another type. An error of the iterable is raised
         where the audio is read.
         """
@@ -79,7 +79,7 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         return SpokenText(method(requests(), timeout=timeout_s, metadata=self._metadata), failures)
 
     def voices(self) -> list[Any]:
-        """All voices that requests may name, as `Voice` messages."""
+        """Return all voices that requests may name, as `Voice` messages."""
         return list(self._ask("ListVoices", "ListVoicesRequest", "ListVoicesResponse").voices)
 
     def add_voice(self, name: str, recording: bytes, transcript: str = "", **more: Any) -> Any:
@@ -112,7 +112,7 @@ class SpokenText(Iterator[bytes]):
     """
 
     def __init__(self, call: Any, failures: list[Exception] | None = None) -> None:
-        """failures: gets the error of reading the text, if there is one; it ends the call."""
+        """failures: the list to which the reader of the text adds its exception, which then ends the call."""
         self._call, self._failures = call, failures
         self._started: Any = None
         self.segments: list[Any] = []
@@ -121,7 +121,7 @@ class SpokenText(Iterator[bytes]):
 
     @property
     def started(self) -> Any:
-        """The request's id, the sample rate and warnings (`Started`); waits until the server has accepted it."""
+        """The request's id, sample rate and warnings (`Started`); waits until the server has accepted the request."""
         if self._started is None:
             self._started = self._receive().started
         return self._started

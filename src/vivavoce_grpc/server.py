@@ -33,7 +33,7 @@ SERVING, NOT_SERVING = 1, 2
 async def start_grpc(
     dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection, dialects: Sequence[Dialect] = ()
 ) -> tuple[grpc.aio.Server, int]:
-    """Serve in the running event loop; returns the server and its port. grpc_port 0: any free port."""
+    """Start the server in the running event loop; return it and its port. grpc_port 0: the system chooses the port."""
     calls, patience_ms = Calls(dispatcher, keys, settings), int(1_000 * settings.request_timeout_s)
     host, port = settings.host, settings.grpc_port or 0
     # gRPC's own limit of all calls is not used: it would refuse health checks, too.
@@ -101,7 +101,7 @@ async def check(calls: Calls, _: object, context: Context) -> bytes:
         content = await calls.message(context, HEALTH)
         service = parsed(f"{HEALTH}.HealthCheckRequest", content or b"").service
     except Overloaded:
-        service = ""  # all services have the same health, and probes are always answered
+        service = ""  # the name was not read, but health checks are always answered, and all services share one health
     except (DeadlineExceeded, InvalidRequest) as error:
         await context.abort(grpc.StatusCode[error.grpc_status], str(error))
     if service not in ("", *SERVICES):
@@ -112,7 +112,7 @@ async def check(calls: Calls, _: object, context: Context) -> bytes:
 
 
 async def reflect(call: Call) -> Metadata:
-    """`ServerReflection/ServerReflectionInfo`: the files that describe this port, by their names or symbols."""
+    """`ServerReflection/ServerReflectionInfo`: send the .proto files of this port, by file name or by symbol."""
     while (content := await call.port.message(call.context, call.principal.name)) is not None:
         request = parsed(f"{REFLECTION}.ServerReflectionRequest", content)
         answer: dict[str, Any]

@@ -51,7 +51,7 @@ async def speak(call: Call) -> Metadata:
             if talk.cancel is None or utterance.delivery.done():
                 await utterance.delivery
         finally:
-            async with talk.turn:  # a send must not be cancelled: gRPC could not send a status after it
+            async with talk.turn:  # never cancels a send, after which gRPC could not send the call's status
                 utterance.cancel()
             await asyncio.wait({utterance.delivery})
         if talk.cancel is not None and utterance.delivery.cancelled():
@@ -128,7 +128,10 @@ class Conversation:
         self._last_at = self._clock()
 
     async def receive_all(self, request: Any, utterance: StreamedUtterance) -> None:
-        """Pass on the client's messages, the first one included, until its side or the utterance has ended."""
+        """Pass the client's messages to the utterance until the client closes its side or the utterance ends.
+
+        request: the first message.
+        """
         is_first = True
         while request is not None:
             kind = request.WhichOneof("message")
