@@ -161,7 +161,7 @@ class CosyVoice:
 
     @_with_old_keywords
     def add_zero_shot_spk(self, prompt_text: str, prompt_wav: Prompt, zero_shot_spk_id: str) -> bool:
-        """Add the voice of a recording under a name, for this object and, after `save_spkinfo`, for later ones."""
+        """Add the voice of a recording under a name. Other objects of the folder have it after `save_spkinfo`."""
         check_kind("zero_shot_spk_id", zero_shot_spk_id, str, "give the speaker a name")
         if not zero_shot_spk_id:
             raise InvalidRequest("zero_shot_spk_id: is empty; give the speaker a name")
@@ -176,7 +176,7 @@ class CosyVoice:
     def inference_sft(
         self, tts_text: Text, spk_id: str, stream: bool = False, speed: float = 1.0, text_frontend: bool = True
     ) -> Pieces:
-        """Speak as one of the model's speakers, by its embedding only."""
+        """Speak as one of the model's speakers; only the speaker's embedding is used."""
         yield from self._speak(tts_text, self._named(spk_id), stream, speed, text_frontend, Mode.SFT)
 
     @_with_old_keywords
@@ -237,7 +237,7 @@ class CosyVoice:
         how: dict[str, Any] = {"reading": "official", "guard": False}  # as the official code does
         options = SpeakOptions(mode=mode, instruct=instruct or None, speed=speed, seed=seed, **how)
         try:
-            if stream or not isinstance(text, str):  # a generator's text is always streamed
+            if stream or not isinstance(text, str):  # the pieces of a generator arrive while speech is made
                 chunks: _Chunks = tts.stream(text, voice, options=options)
             else:
                 requests = tts.front_end.requests(text, voice, options)
@@ -299,7 +299,7 @@ def AutoModel(model_dir: Folder, **flags: Any) -> CosyVoice:  # noqa: N802 - the
 
 
 def load_wav(wav: str | Path | BinaryIO, target_sr: int, min_sr: int = 16_000) -> Tensor:
-    """Mono samples [1, n] float32 of a file at target_sr. InvalidAudio: unreadable, or its rate is below min_sr."""
+    """Return mono samples [1, n] float32 at target_sr. InvalidAudio: unreadable file, or its rate is below min_sr."""
     if not isinstance(target_sr, int) or target_sr < 1:
         raise InvalidRequest(f"target_sr: {target_sr!r} is not a rate; give one in hertz, such as 16000")
     audio = decode_audio(wav, field="wav")
@@ -329,7 +329,7 @@ def _recording(wav: Prompt) -> AudioSource:
 
 
 def _find_folder(model_dir: Folder) -> Path:
-    """Return the folder; if it does not exist, download the published model that the path's last name names."""
+    """Return the folder; if it does not exist, download the published model named like the path's last part."""
     if not model_dir or not isinstance(model_dir, (str, Path)):
         raise InvalidRequest(f"model_dir: {model_dir!r} is not a folder; give one, or the name of a published model")
     try:

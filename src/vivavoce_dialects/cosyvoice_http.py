@@ -82,7 +82,7 @@ def router(_: AppState) -> APIRouter:
 def _endpoint(route: _Route) -> Callable[[Request, KnownPrincipal, Deadline], Awaitable[Response]]:
     async def endpoint(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         form = await read_form(request, MAX_FORM_FIELDS)
-        # Fields of the form win over those of the query; unknown ones are ignored.
+        # A field of the form overrides the field of this name in the query. Unknown fields are ignored.
         query = url_fields(request.scope["query_string"])
         texts, recording = {**dict(query), **dict(form.texts)}, dict(form.files).get(RECORDING)
         wanted = _request(route, texts, recording, principal.owner)

@@ -96,7 +96,7 @@ class Parameters(BaseModel):
         return {name: one for name, one in fields.items() if one is not None} if isinstance(fields, dict) else fields
 
     def output(self) -> OutputFormat:
-        """The format of the audio. InvalidRequest: the rate, or the bit rate with this codec, is not supported."""
+        """Return the audio's format. InvalidRequest: the rate, or the bit rate with this codec, is not supported."""
         codec = AudioFormat(DEFAULT_FORMAT if self.format == "Default" else self.format)
         bits = 1_000 * self.bit_rate or None
         try:
@@ -105,14 +105,14 @@ class Parameters(BaseModel):
             raise renamed(error, {"sample_rate": _FIELD + "sample_rate", "bitrate": _FIELD + "bit_rate"}) from None
 
     def language(self) -> str | None:
-        """The language of the first hint; InvalidRequest: the server does not know this language."""
+        """Return the language of the first hint. InvalidRequest: the server does not know this language."""
         try:
             return parse_language(self.language_hints[0]) if self.language_hints else None
         except InvalidRequest as error:
             raise renamed(error, {"language": _FIELD + "language_hints"}) from None
 
     def lexicon(self, marks: frozenset[str]) -> Lexicon:
-        """The words of `hot_fix`; marks: the model's tags. InvalidRequest: the model lacks the tags of a syllable."""
+        """Return the words of `hot_fix`; marks: the model's tags. InvalidRequest: the model lacks a syllable's tags."""
         fix, words = self.hot_fix, dict[str, str]()
         for word, written in (entry for one in fix.pronunciation for entry in one.items()):
             said = phonemes("pinyin", written, marks)
@@ -300,7 +300,7 @@ class DashScopeForm(MessageForm):
         start, end = reply["start_character"], reply["end_character"]
         self._text, self._first = self._text[max(0, start - self._first) :], max(start, self._first)
         words, self._words = (self._words, []) if kind == "segment_done" else ([], self._words)
-        text = self._text[: end - self._first]  # a character may be in two halves, which came in two messages
+        text = self._text[: end - self._first]  # may have lone halves of surrogate pairs, which `readable` joins
         timed = [
             {
                 "text": one["text"],

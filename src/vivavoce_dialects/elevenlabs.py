@@ -50,7 +50,7 @@ DEFAULT_FORMAT = "mp3_44100_128"
 _THEIR_MODELS, _ANY_MODEL = re.compile("eleven_.*"), re.compile(".*", re.DOTALL)
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
-_CHARACTER = re.compile("[\ud800-\udbff][\udc00-\udfff]|.", re.DOTALL)  # the halves of a pair come in two messages
+_CHARACTER = re.compile("[\ud800-\udbff][\udc00-\udfff]|.", re.DOTALL)  # a text may have surrogate pairs
 _READ = {"voice_id", "model_id", "output_format", "seed", "language_code", "sync_alignment"}
 _WITHOUT_EFFECT = {"auto_mode", "enable_logging", "enable_ssml_parsing", "apply_text_normalization"}
 SOCKET_QUERY = frozenset(_READ | _WITHOUT_EFFECT | {"optimize_streaming_latency"})
@@ -210,7 +210,7 @@ def _endpoint(
 
 
 def models(headers: Headers, about: ModelInfo) -> list[dict[str, Any]] | None:
-    """The models in ElevenLabs' form; None: the headers are of OpenAI's client, whose API has the same path."""
+    """Return the models in ElevenLabs' form, or None for other clients, because OpenAI's API has the same path."""
     if "xi-api-key" not in headers and "elevenlabs" not in headers.get("x-fern-sdk-name", ""):
         return None
     return [_model(one) for one in (about, *about.others)]
@@ -226,7 +226,7 @@ def _model(about: ModelInfo) -> dict[str, Any]:
 
 
 def first_message(fields: Mapping[str, Any], query: Mapping[str, str]) -> MessageForm | None:
-    """The form for ElevenLabs' clients on our own WebSocket, if the first message has a text but no type; else None."""
+    """Return ElevenLabs' form for our own WebSocket if the first message has a text but no type; else return None."""
     return ElevenLabsForm(query.get("voice_id"), query) if "text" in fields and "type" not in fields else None
 
 
@@ -246,7 +246,7 @@ def output_format(name: str) -> OutputFormat:
 
 
 def _usual_models(about: ModelInfo) -> re.Pattern[str]:
-    """Names that mean the default model: any name if it is the only model, else the names of ElevenLabs' models."""
+    """Return which names mean the default model: all names on a server with one model, else those of ElevenLabs."""
     return _THEIR_MODELS if about.others else _ANY_MODEL
 
 
@@ -414,13 +414,13 @@ class ElevenLabsForm(MessageForm):
         return [*last_words, Signal(type="close")]
 
     def _last_words(self, message: SocketMessage, context: str) -> list[ClientMessage]:
-        """The text of a message that also closes its context: a flush, so that it is spoken."""
+        """Return the text of a message that also closes its context, with a flush, so that the text is spoken."""
         if not message.flush and message.text is None:
             return []
         return self._pieces(message.model_copy(update={"flush": True}), context)
 
     def _pieces(self, message: SocketMessage, context: str) -> list[ClientMessage]:
-        """The message's text and its flush; before the first ones of a context, its start."""
+        """Return the message's text and flush, with a `Start` before them if the context is new."""
         if context in self._failed or context in self._closing:
             return []
         if self.several and not message.text and context not in self._contexts:
@@ -431,7 +431,7 @@ class ElevenLabsForm(MessageForm):
         alignment = self._contexts.setdefault(context, Alignment())
         text = message.text or ""
         if self.several and message.flush and not (text or alignment.last)[-1].isspace():
-            text += " "  # the last word is complete
+            text += " "  # a flush ends the last word
         if text:
             alignment.add(text)
             found.append(Text(text=text))
@@ -446,7 +446,7 @@ class ElevenLabsForm(MessageForm):
             error = reply["error"]
             frame = {"message": error["message"], "error": error["code"], "code": 1008}
             if self.several and not is_open:
-                if context not in self._closing:  # else no `close_context` will come to allow the name again
+                if context not in self._closing:  # `_failed` keeps the name until a `close_context`, which came already
                     self._failed.append(context)
                 frame["isFinal"] = self._forget(context)
         elif kind == "audio":

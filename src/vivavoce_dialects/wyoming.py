@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 async def serving_wyoming(
     dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection, listening: socket.socket
 ) -> AsyncIterator[int]:
-    """Serve a listening socket in the running event loop until the context ends; yields the port."""
+    """Serve a listening socket in the running event loop until the block ends; yield the port."""
     connections: dict[_Connection, asyncio.Task[None] | None] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -188,7 +188,7 @@ class _Connection:
             self._end_text(self._utterance)
 
     def _end_text(self, utterance: StreamedUtterance) -> None:
-        """End a text. A `synthesize` repeats its chunks for older servers; without chunks it is the text itself."""
+        """End a text. The `synthesize` of a stream repeats all chunks for older servers; it counts if no chunk came."""
         if self._takes_text and self._whole is not None and not self._characters:
             utterance.push(_text_of(self._whole))
         utterance.end()
@@ -290,7 +290,7 @@ def _word_times_of(data: dict[str, Any]) -> bool:
 
 
 def _voice_of(data: dict[str, Any]) -> str | None:
-    """The voice's name, or its speaker's; None: neither is given."""
+    """Return the name of the voice or of its speaker; None if neither is given."""
     voice = data.get("voice")
     names = [voice.get("name"), voice.get("speaker")] if isinstance(voice, dict) else [voice]
     name = next((one for one in names if one not in (None, "")), None)
