@@ -11,7 +11,7 @@ from vivavoce.cli.flags import REQUIRED, JsonOption, QuietOption, argument, comm
 from vivavoce.errors import InvalidRequest
 
 TIMEOUT_S = 120.0
-"""Seconds to wait for an answer; the server may have to load a model first, or an adapter of gigabytes."""
+"""Seconds to wait for an answer; before it, the server may load a model, or an adapter of several gigabytes."""
 _PATH = "/v1/adapters"
 
 app = group(
@@ -30,7 +30,7 @@ class AskedServer:
     model: str = flag("One of the server's models.  [default: its default model]", "NAME", "-m", default="")
 
     def ask(self, method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
-        """Send a request, return the answer. InvalidRequest: the server does not answer, or refuses the request."""
+        """Send a request and return the answer. InvalidRequest: the server does not answer, or refuses the request."""
         import httpx
 
         from vivavoce_hub.download import open_client, proxy_note

@@ -9,7 +9,7 @@ from vivavoce.errors import InvalidRequest
 
 
 def devices_of(gpus: str | None, engines: int, device: str) -> list[str]:
-    """The device of each engine: one on each of `gpus` ("all", or such as "0,1"); without it, `engines` on `device`.
+    """Return each engine's device: one engine per GPU of `gpus` ("all" or "0,1"), or `engines` engines on `device`.
 
     InvalidRequest: CUDA's driver does not know a GPU, a GPU is named twice, or both options are given.
     """
@@ -28,7 +28,7 @@ def devices_of(gpus: str | None, engines: int, device: str) -> list[str]:
 
 
 def seen_alone(device: str) -> tuple[str, dict[str, str]]:
-    """The device's name inside a process that sees only this GPU, and the environment variables of that process.
+    """Return the device's name in a process that sees only this GPU, and the environment variables of that process.
 
     A process that sees all GPUs may take memory on two: CUDA gives every new thread device 0 by default.
     """

@@ -35,7 +35,7 @@ MOST_LOST = 2
 def open_engines(
     settings: EngineProcessSettings, of: str = "", adapters: tuple[tuple[str, str], ...] = ()
 ) -> EngineFleet:
-    """A fleet of the engines that the settings name, not started yet. Errors as `devices_of`.
+    """Return a fleet of the engines that the settings describe, not started yet. Errors: see `devices_of`.
 
     adapters: names and folders of adapters beyond those of the settings.
     """
@@ -43,7 +43,7 @@ def open_engines(
 
 
 def make_engines(settings: EngineProcessSettings, of: str = "") -> dict[str, EngineClient]:
-    """The engines by name, in the order of their start; see `open_engines`.
+    """Return the engines by name, in the order of their start; see `open_engines`.
 
     of: the model's name, if the server has several models; the names of its engines begin with it.
     Engines that share a device keep `model.engines`, so that each uses its share of the threads.
@@ -63,7 +63,7 @@ def make_engines(settings: EngineProcessSettings, of: str = "") -> dict[str, Eng
 class FleetStream:
     """A `SpeechStream` that moves to another engine if its engine ends before the first audio.
 
-    Until the first audio, pushed text is kept, and events of segments are held back: another engine sends its own.
+    Until the first audio, it keeps pushed text and holds events back, because another engine sends events of its own.
     """
 
     def __init__(self, submit: Submit, request: SpeechRequest, sample_rate: int) -> None:
@@ -71,15 +71,15 @@ class FleetStream:
         self._submit, self._request, self.sample_rate = submit, request, sample_rate
         self._stream: SpeechStream
         self._used = set[Any]()
-        """The engine that speaks, and those that ended before."""
+        """All engines that got the request: the engine that speaks, and those that ended before."""
         self._pieces: list[str | None] | None = []
-        """The pushed pieces of text; None is its end. After the first audio no list is kept: the request stays."""
+        """The pushed pieces; a piece None is the text's end. After the first audio this is None: the request stays."""
         self.verdict: Verdict | None = None
 
     async def begin(self, *refusals: VivavoceError) -> None:
-        """Send the request to an engine that has not had it; errors as `SpeechBackend.speak`, or one of `refusals`."""
+        """Send the request to an engine that did not get it before. Errors of `SpeechBackend.speak`, or `refusals`."""
         self._stream = await self._submit(self._request, self._used, refusals)
-        for piece in self._pieces or ():  # nothing here waits, so that no other piece comes in between
+        for piece in self._pieces or ():  # `push` and `end` do not wait, so no other piece comes in between
             await (self._stream.end() if piece is None else self._stream.push(piece))
         if self.verdict is not None:  # cancelled meanwhile
             self._stream.cancel()
@@ -107,14 +107,14 @@ class FleetStream:
         self.verdict = self.verdict or self._stream.verdict
 
     def _stay_here(self) -> None:
-        """Keep the request at its engine. EngineStopped: the engine has ended, so another must speak the whole text."""
+        """Keep the request at its engine. EngineStopped: the engine has ended; another must speak the whole text."""
         ended = self._stream.verdict
         if ended is not None and ended.error_code == EngineStopped.code:
             raise EngineStopped(ended.error or "")
         self._pieces = None
 
     async def _move(self, error: VivavoceError) -> None:
-        """Continue at another engine; raises `error` if that is impossible."""
+        """Send the request to another engine; raise `error` if that is not allowed, or the last refusal."""
         try:
             if self._pieces is None or len(self._used) >= MOST_LOST or not isinstance(error, EngineStopped):
                 raise error
@@ -262,7 +262,7 @@ class EngineFleet:
         used: set[EngineClient] | None = None,
         refusals: tuple[VivavoceError, ...] = (),
     ) -> Result:
-        """The answer of the first engine that does not refuse.
+        """Ask the engines one after another; return the first answer that is not a refusal.
 
         goes_on: whether to ask the next engine after a refusal. used: engines that are not asked; the engine that
         answers is added.
@@ -283,14 +283,14 @@ class EngineFleet:
         raise shortest_wait(refusals or (EngineStopped("engine: all of them are starting; ask again in some seconds"),))
 
     def _next(self, key: bytes | None, asked: set[EngineClient]) -> EngineClient | None:
-        """The next engine not in `asked`, or None. An engine that has replaced an asked one is not in `asked`."""
+        """Return the next engine not in `asked`, or None. An engine that replaced an asked engine is not in `asked`."""
         loads = [EngineLoad(name, one.ready, one.active, one.capacity) for name, one in self.engines.items()]
         ready = [self.engines[load.name] for load in order(loads, key)]
         if len(self.engines) == 1:
-            ready = [self._first]  # its own error says why it does not speak
+            ready = [self._first]  # even if it is not ready: its error says why
         return next((one for one in ready if one not in asked), None)
 
 
 def _is_full(refusal: VivavoceError) -> bool:
-    """Whether to try another engine. `EngineStopped` forbids it: the engine may have made the change before its end."""
+    """Return whether another engine may make the change; after EngineStopped, the ended engine may have made it."""
     return isinstance(refusal, Overloaded)

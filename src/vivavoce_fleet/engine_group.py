@@ -88,7 +88,7 @@ class RemoteEngine:
         return EngineLoad(self._name, not self._gone, len(self._outboxes), self._capacity)
 
     def call(self, name: str, *arguments: Any) -> Future[Any]:
-        """The result of a method, or the value of a property. EngineStopped: the process has ended."""
+        """Call an engine's method, or read its property; the future brings the result. EngineStopped: see the class."""
         return self._ask(EngineCall(next(self._numbers), name, arguments))
 
     def _ask(self, message: EngineCall | Submit) -> Future[Any]:
@@ -127,7 +127,7 @@ class RemoteEngine:
         self._connection.close()
 
     def _number_of(self, voice: Conditioning) -> int:
-        """The voice's number. A voice that the process does not have yet is sent first."""
+        """Return the voice's number; send the voice first if the process does not have it yet."""
         with self._state:
             if (number := self._voices.get(voice)) is None:
                 number = self._voices[voice] = next(self._numbers)
@@ -141,7 +141,7 @@ class RemoteEngine:
         self._send_bytes(written.getvalue())
 
     def _send_bytes(self, message: bytes) -> None:
-        """Send or queue a message, never wait for the lock: garbage collection may send while this thread sends."""
+        """Send or queue a message. Never wait for the lock: garbage collection may run this in the sending thread."""
         if os.getpid() != self._home:  # in a forked process the connection belongs to the parent
             return
         self._unsent.append(message)
@@ -196,9 +196,9 @@ class EngineGroup:
     """
 
     def __init__(self, engines: Mapping[str, tuple[Callable[[], Engine], dict[str, str]]], device: DeviceInfo) -> None:
-        """Load the first engine, then all others at once, which use its compiled kernels. Raises the first error.
+        """Load the first engine, then all others at once, which find its compiled kernels. Raises the first error.
 
-        engines: by name, the function that opens each, and the environment variables of its process.
+        engines: by name, the function that opens the engine, and the environment variables of its process.
         """
         self._engines: dict[str, RemoteEngine] = {}
         slots: list[int] = []
@@ -298,9 +298,9 @@ class EngineGroup:
 
 
 def open_group(devices: Sequence[torch.device], dtype: torch.dtype, open_one: Callable[..., Engine]) -> EngineGroup:
-    """A group with an engine for each device; a device that is listed twice gets two engines.
+    """Return a group with an engine for each device; a device that is listed twice gets two engines.
 
-    open_one: a function that opens a device's engine, given the number of `engines` on the device; it is pickled.
+    open_one: opens an engine; its arguments are the device and `engines`, the number on this device. It is pickled.
     """
     engines = {}
     for index, device in enumerate(devices):
@@ -416,11 +416,11 @@ def main() -> None:
     ignore_signals()
     with suppress(EOFError, OSError):
         asyncio.run(_Served(Connection(int(sys.argv[1]))).serve())
-    os._exit(0)  # threads of an engine may never end
+    os._exit(0)  # a normal exit would wait for the engine's threads, which may never end
 
 
 def summed(snapshots: Sequence[StatisticsSnapshot]) -> StatisticsSnapshot:
-    """Statistics of several engines: counts and peaks of slots in use are added, and the largest maximum is taken."""
+    """Return statistics of several engines together: each `maximum` is the largest; all other numbers are added."""
 
     def added(one: Any, other: Any, name: str = "") -> Any:
         if is_dataclass(one) and not isinstance(one, type):

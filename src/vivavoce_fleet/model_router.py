@@ -42,7 +42,7 @@ LOOK_S = 1.0
 LOADING_S = 5.0
 """Seconds after which a request for a model that is being loaded may be sent again."""
 FAILED_S = 30.0
-"""Seconds after a failed load in which requests for the model are refused; then it is tried again."""
+"""Seconds after a failed load in which requests for the model are refused; the next request then loads it again."""
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class ServedModel:
     info: read from the model's folder, or told by its engines once they are loaded. open: returns engines, not started
     yet, with the given adapters besides those of the settings. engines: None if the model is not loaded completely.
     used_at: time of the last request or speech. failed_until: after a failed load, the time of the next try. adapters:
-    those that were added before the model was unloaded. changing: its engines are being replaced, so it is kept.
+    those that were added before the model was unloaded. changing: its engines are being replaced, so do not unload it.
     """
 
     info: ModelInfo
@@ -165,7 +165,7 @@ class ModelRouter:
         return None
 
     def settle(self, settings: Sequence[EngineProcessSettings]) -> None:
-        """From now on, open the engines of each model with these settings, which have the models' order."""
+        """Use these settings, which are in the models' order, whenever the engines of a model are opened."""
         for (name, model), own in zip(self._models.items(), settings, strict=True):
             model.open = partial(open_engines, own, name)
 
@@ -197,7 +197,10 @@ class ModelRouter:
         await asyncio.gather(*self._leaving, *closing)
 
     async def backend_of(self, model: str) -> EngineFleet:
-        """Wait until a model is loaded, and return its engines, see `SeveralModels`."""
+        """Wait until a model is loaded, and return its engines. model: a name; "" for the default model.
+
+        ModelNotFound: unknown name. EngineStopped: the model is still loading after `wait_s`, failed, or has no room.
+        """
         found = self._models.get(model) if model else self._default
         if found is None:
             raise ModelNotFound(f"model: {model[:80]!r} is not served here; use one of {', '.join(self._models)}")
@@ -209,7 +212,7 @@ class ModelRouter:
                 raise _away(f"{found.info.name} is still being loaded", LOADING_S)
             if found.engines is None:
                 self._check_failure(found)
-                loading.result()  # raises if the server closes
+                loading.result()  # raises CancelledError if the server is closing
         found.used_at = self._now()
         return found.engines
 
@@ -222,7 +225,7 @@ class ModelRouter:
         return model.loading
 
     def _check_failure(self, model: ServedModel) -> None:
-        """EngineStopped: the model could not be loaded, and it is too early for another try."""
+        """Raise EngineStopped if the last load failed and it is too early for another try."""
         if (wait_s := math.ceil(model.failed_until - self._now())) > 0:
             others = ", ".join(one.info.name for one in self._models.values() if one.engines is not None)
             raise _away(f"{model.info.name} cannot be loaded, as the server's log says", wait_s, others)
@@ -311,7 +314,7 @@ def _opened(model: ServedModel) -> EngineFleet:
 def open_models(
     settings: EngineProcessSettings, further: Mapping[str, tuple[ModelSection, bool]], limits: Limits
 ) -> EngineFleet | ModelRouter:
-    """The backend of the settings' model and further models. further: name → section, and whether it loads on demand.
+    """Return a backend for the settings' model and further ones. further: name → section, whether it loads on demand.
 
     Nothing is started yet. Raises the errors of `model_folder`, `read_info` and `open_engines`, and InvalidRequest if
     two models have the same name.
@@ -329,7 +332,7 @@ def open_models(
 
 
 def settings_of_models(settings: EngineProcessSettings, further: Iterable[ModelSection]) -> list[EngineProcessSettings]:
-    """The settings of each model's engines, the default model's first."""
+    """Return the settings of each model's engines, the default model's first; `shared`: another model uses its GPU."""
     sections = [settings.model, *further]
     gpus = [gpus_of(section) for section in sections]
     shared = [any(own & other for other in (*gpus[:place], *gpus[place + 1 :])) for place, own in enumerate(gpus)]
@@ -337,7 +340,7 @@ def settings_of_models(settings: EngineProcessSettings, further: Iterable[ModelS
 
 
 def gpus_of(section: ModelSection) -> set[str]:
-    """The GPUs of a model's engines; "auto" and "cuda" count as "cuda:0"."""
+    """Return the GPUs of a model's engines; "auto" and "cuda" count as "cuda:0"."""
     devices = devices_of(section.gpus, section.engines, section.device)
     return {"cuda:0" if device in ("auto", "cuda") else device for device in devices} - {"cpu"}
 

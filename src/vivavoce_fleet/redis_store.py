@@ -1,8 +1,8 @@
 """A store of voices in Redis, which several servers share.
 
 Every namespace (the public voices, and those of each owner) is one hash, which holds three fields for each voice:
-`head:ID`, `about:ID` and `data:ID`, where ID is the name without its case. Because all these fields are in one hash,
-they can only be deleted, evicted or restored together.
+`head:ID`, `about:ID` and `data:ID`, where ID is the voice's name, case-folded. Because all these fields are in one
+hash, they can only be deleted, evicted or restored together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("vivavoce.redis_store")  # the command line shows notes 
 KEY = "vivavoce:voices:"
 """Prefix of keys, followed by "public", or by "owner:" and the SHA-256 of the owner."""
 TIMEOUT_S = 1.0
-"""Seconds for connecting, and for each piece of an answer; options such as `?socket_timeout=2` in the URL win."""
+"""Seconds for connecting, and for each piece of an answer; `?socket_timeout=2` in the URL overrides this value."""
 DEADLINE_S = 3.0
 """Seconds after which an operation does not wait for another piece of its answer."""
 HEALTH_CHECK_S = 30
@@ -72,8 +72,8 @@ end
 redis.call('HSET', key, 'head:' .. id, head, 'about:' .. id, about, 'data:' .. id, data)
 return {'kept'}
 """
-"""ARGV: id, head, about, data, bytes of a head before its name, "1" to replace, most voices (−1: any), most bytes,
-the nonce that is to be replaced ("": any).
+"""ARGV: id, head, about, data, bytes of a head before the name, "1" to allow replacing, most voices (−1: no limit),
+most bytes, the nonce of the head that may be replaced ("": any).
 
 Answers {"kept"}, {"taken"}, {"twin", the name that differs in case only}, {"many"}, {"large"} or {"changed"}. If the
 head is stored already, the same save was sent twice, because its first answer was lost.
@@ -94,7 +94,7 @@ class RedisStore(VoiceStore):
         self._errors, self._redis = _client(url, self.label, lambda: self._operation.until - clock())
         self._rest_s, self._clock = rest_s, clock
         self._lock = Lock()
-        self._away: str | None = None  # a message with time and cause; None while it answers
+        self._away: str | None = None  # a message with time and cause; None while redis answers
         self._away_since = self._next_try = 0.0
 
     def summaries(self, owner: str = PUBLIC) -> list[VoiceSummary]:
@@ -161,7 +161,7 @@ class RedisStore(VoiceStore):
         return head.nonce if head is not None and head.name == name else None
 
     def _key(self, owner: str) -> str:
-        """The key of the owner's hash. The deadline of an operation on it begins now."""
+        """Return the key of the owner's hash, and start the deadline of this thread's operation."""
         self._operation.until = self._clock() + DEADLINE_S
         return KEY + ("public" if owner == PUBLIC else f"owner:{namespace_id(owner)}")
 
@@ -175,7 +175,7 @@ class RedisStore(VoiceStore):
         return self._ask(read)
 
     def _ask(self, command: Callable[[Redis], _Answer]) -> _Answer:
-        """The server's answer to a command, which may be sent twice if the connection breaks.
+        """Return redis' answer to a command, which may be sent twice if the connection breaks.
 
         VoiceStoreAway: redis is or was just now unreachable, refuses the command, or sends a malformed answer.
         """
@@ -201,7 +201,7 @@ class RedisStore(VoiceStore):
         return answer
 
     def _set_away(self, reason: str | None) -> str:
-        """Record why the server is away (None if it answers); log a change; return since when and why it is away."""
+        """Record why redis is away (None: it answers); log a change; return since when and why it is away, or ""."""
         with self._lock:
             before, away = self._away, None
             if reason is not None:
@@ -215,7 +215,7 @@ class RedisStore(VoiceStore):
         return away or ""
 
     def _find_risk(self, redis: Redis, key: str) -> str | None:
-        """Why redis refuses voices or may lose stored ones; None if there is no reason, or redis hides its settings."""
+        """Return why redis refuses voices or may lose stored ones; None if there is no such risk, or it is unknown."""
         redis.hmget(key, "head:")
         redis.hdel(key, "head:")  # a write without effect: names are never empty
         try:
@@ -280,7 +280,7 @@ class _BoundedSocket:
 
 
 def _client(url: str, label: str, left_s: Callable[[], float]) -> tuple[Any, Redis]:
-    """The redis package's errors, and a client. left_s: returns the seconds left for this thread's operation."""
+    """Return the redis package's errors, and a client. left_s: returns the seconds left for this thread's operation."""
     try:
         from redis import Connection, Redis, SSLConnection, exceptions
         from redis.backoff import NoBackoff
@@ -306,11 +306,11 @@ def _client(url: str, label: str, left_s: Callable[[], float]) -> tuple[Any, Red
 
 
 def _label(url: str) -> str:
-    """Host, port and database of the URL, without user and password. InvalidRequest: the URL cannot be read."""
+    """Return host, port and database of the URL, without user and password. InvalidRequest: the URL cannot be read."""
     try:
         parts = urlsplit(url)
         host, port, number = parts.hostname or "", parts.port, parts.path.strip("/")
-        # A password with /, ? or # may look like a host; then an "@" follows later.
+        # After a password with /, ? or #, the real "@" is behind the supposed host, which is then part of the password.
         is_whole = "@" not in parts.path + parts.query + parts.fragment
         # The database number must be in the path, which messages show, and not in the query.
         is_plain = "db" not in parse_qs(parts.query, keep_blank_values=True)

@@ -56,7 +56,7 @@ def changes_between(old: ServerSettings, new: ServerSettings) -> Changes:
 
 
 def with_values(old: ServerSettings, new: ServerSettings, names: Iterable[str]) -> ServerSettings:
-    """The old settings with the new values of these names."""
+    """Return the old settings with the new values of these names."""
     sections: dict[str, dict[str, object]] = {}
     for name in names:
         section, field = name.split(".")
@@ -93,7 +93,7 @@ class Reloader:
         self._wanted, self._new_engines = asyncio.Event(), False
 
     def ask(self, new_engines: bool = False) -> None:
-        """new_engines: replace the engines even with unchanged settings, and with a gap in service if necessary."""
+        """Ask for a reload. new_engines: replace the engines even with unchanged settings, with a gap if necessary."""
         self._new_engines = self._new_engines or new_engines
         self._wanted.set()
 
@@ -112,7 +112,7 @@ class Reloader:
                 outcome = "done"
             except VivavoceError as error:
                 log.error(f"{problem}: %(error)s; the settings before it stay in force", {"error": error})
-            except Exception:  # a defect; the server goes on
+            except Exception:  # a defect of the program; the server continues with the settings that it has
                 log.exception("reload failed: unexpected error")
             self._dispatcher.metrics.reloads.labels(outcome).inc()
 
@@ -139,7 +139,7 @@ class Reloader:
         for name, engine in backend.engines.items() if isinstance(backend, (EngineFleet, ModelRouter)) else ():
             try:
                 await engine.reload(settings.voices, settings.logging, lexicons)
-            except VivavoceError as error:  # the ended or hanging engine gets them at its restart
+            except VivavoceError as error:  # an engine that ended or hangs gets the settings at its restart
                 log.warning("reload late: engine %(name)s: %(error)s", {"name": name, "error": error})
         if changes.by_a_restart:
             names = ", ".join(changes.by_a_restart)

@@ -24,11 +24,11 @@ _REPLACED = "engine: another one has taken its place, and the speech was not fin
 
 @dataclass(frozen=True)
 class Replacement:
-    """How the engines of one server are replaced.
+    """How the engines of one model are replaced.
 
-    engines: the server's engines by name; the dictionary is changed. drain_s: seconds in which an old engine may finish
+    engines: the model's engines by name; the dictionary is changed. drain_s: seconds in which an old engine may finish
     its requests; then another engine speaks those that have no audio yet. gap: whether a single engine may end before
-    the new one starts if both do not fit; requests are refused meanwhile. of: as in `make_engines`.
+    the new one starts if both do not fit; requests are refused meanwhile. of: see `make_engines`.
     """
 
     engines: dict[str, EngineClient]
@@ -94,7 +94,7 @@ class Replacement:
 
 
 def check_same_rate(old: ModelInfo, new: ModelInfo) -> None:
-    """Raise InvalidRequest if the sample rate would change, because clients have been told the old one."""
+    """Raise InvalidRequest if the sample rate would change, because clients have been told the old rate."""
     if old.sample_rate != new.sample_rate:
         raise InvalidRequest(
             f"model.model: {new.name} has audio of {new.sample_rate} Hz, but {old.name}, which runs now, of "

@@ -57,7 +57,7 @@ class SentRecording(Protocol):
 
 
 def voice_key(owner: str, voice: str | SentRecording | None) -> bytes | None:
-    """The key that requests in one voice share; None for the model's default voice, which every engine holds.
+    """Return the key that all requests in one voice share; None for the default voice, which every engine holds.
 
     The key depends on the owner, because two owners may have different voices of the same name.
     """
@@ -69,7 +69,7 @@ def voice_key(owner: str, voice: str | SentRecording | None) -> bytes | None:
 
 
 def order(engines: Sequence[EngineLoad], key: bytes | None = None) -> list[EngineLoad]:
-    """The ready engines, in the order in which they are tried for one more stream; key: as `voice_key`.
+    """Return the ready engines, in the order in which to try them for one more stream; key: see `voice_key`.
 
     The voice's preferred engine is first while it has at most `SPILL` times its fair share, or is almost idle; the
     others follow by headroom, the largest first. Among equals the engine with the largest capacity is first.
@@ -85,7 +85,7 @@ def order(engines: Sequence[EngineLoad], key: bytes | None = None) -> list[Engin
 
 
 def is_retryable(refusal: VivavoceError) -> bool:
-    """Whether another engine may accept the refused request, because the engine that refused is full or has stopped.
+    """Return whether another engine may accept the refused request, since the refusing engine is full or has stopped.
 
     Other refusals would be the same in every engine: bad input, or a voice that the shared store lacks.
     """

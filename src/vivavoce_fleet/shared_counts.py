@@ -51,9 +51,9 @@ if most >= 0 then
 end
 return {'taken'}
 """
-"""ARGV: the request's id, most requests at once (−1: any number, nothing is counted), its lease in seconds, and for
-each rate its name, tokens in a minute and tokens to take. KEYS: each bucket's time at which it is full again, and the
-running requests, sorted by the end of their lease.
+"""KEYS: a hash with the time at which each rate's bucket is full again, and the set of running requests, sorted by the
+end of their lease. ARGV: the request's id, most requests at once (−1: any number, nothing is counted), the lease in
+seconds, and for each rate its name, tokens in a minute and tokens to take.
 
 The answer is {"taken"}, {"busy", number of running requests}, or {name of a rate, seconds to wait}.
 """
@@ -96,7 +96,10 @@ class SharedCounts:
         self._leaving = set[asyncio.Task[Any]]()
 
     async def take(self, principal: Principal, identity: str | None, prices: dict[str, int]) -> None:
-        """Count a request, or only more text if identity is None. Overloaded: a limit over all servers is reached."""
+        """Count a request, or only more text if identity is None. Overloaded: a limit of all servers is reached.
+
+        prices: tokens to take from the buckets "requests" and "characters".
+        """
         rates = {"requests": principal.requests_per_minute, "characters": principal.characters_per_minute}
         paid = [(what, rate, tokens) for what, tokens in prices.items() if (rate := rates[what]) is not None]
         most = -1 if identity is None or principal.concurrent is None else principal.concurrent
@@ -141,7 +144,7 @@ class SharedCounts:
             await self.renew()
 
     async def _ask(self, command: Callable[[], Any]) -> Any:
-        """Redis' answer, or None if Redis is away, which is logged once."""
+        """Return Redis' answer, or None if Redis is away, which is logged once."""
         if self._away and self._clock() < self._next_try:
             return None
         self._next_try = self._clock() + REST_S
