@@ -1,4 +1,4 @@
-"""The form in which another package adds the interface of another product, a dialect, to the server."""
+"""`Dialect`: the description by which another package adds another product's interface to the server."""
 
 from __future__ import annotations
 

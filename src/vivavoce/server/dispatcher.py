@@ -61,7 +61,7 @@ class RequestDispatcher:
         flow_steps: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """rules and provenance may change while requests run. flow_steps: for requests that name none, if known."""
+        """rules and provenance may change while requests run. flow_steps: the engine's own; None if unknown."""
         self.backend, self.rules, self.provenance, self.clock = backend, rules, provenance, clock
         self.flow_steps = flow_steps
         self.request_log = RequestLog() if request_log is None else request_log
@@ -85,12 +85,12 @@ class RequestDispatcher:
         return len(self._active)
 
     def tag(self, model: str = "") -> AudioTag | None:
-        """The tag for an answer of this model that begins now; None: the settings switch tags off."""
+        """Return the tag for an answer of this model that begins now, or None if the settings switch tags off."""
         return new_tag(self.backend.about.of(model).name) if self.provenance.tag else None
 
     @asynccontextmanager
     async def permitted(self, principal: Principal) -> AsyncIterator[None]:
-        """Apply the limits to a request for something other than speech; `drain` waits for it. Raises like `speak`."""
+        """Apply the limits to a request for something other than speech; `drain` waits for it. Errors: see `speak`."""
         self._check_draining()
         self._permitted += 1
         self._empty.clear()
@@ -114,11 +114,11 @@ class RequestDispatcher:
         deadline: float | None = None,
         begins: bool = True,
     ) -> ActiveRequest:
-        """Accept a request. The caller must cancel it in the end, or leave its context.
+        """Accept a request. The caller must use the result as a context, or call its `cancel` at the end.
 
         deadline: the time of `clock` at which the request is ended; None: never. begins: the request begins an answer,
         so a spoken notice comes first if the settings have one.
-        VivavoceError: it is refused because of bad input, no room, a limit, no time left or a shutdown.
+        VivavoceError: the request is refused because of bad input, no room, a limit, no time left or a shutdown.
         """
         began, permit = self.clock(), None
         record = self.request_log.begin(request_id, principal.name, protocol, time.time())
@@ -220,7 +220,7 @@ class SilentStream:
 class ActiveRequest:
     """One accepted request for speech; iterate it once.
 
-    A piece of audio counts as delivered when the next event is requested: protocols send each piece before that.
+    A piece of audio counts as delivered when the next event is requested, because protocols first send the piece.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class ActiveRequest:
             self._end(replace(ended, audio_s=record.audio_s, segments_given=given))
 
     def whole(self) -> Verdict:
-        """The verdict after the iteration. RequestCancelled, EngineStopped: not all of the text was spoken."""
+        """Return the verdict after the iteration. RequestCancelled, EngineStopped: not all of the text was spoken."""
         verdict = self.verdict
         if verdict is None or verdict.reason is FinishReason.CANCELLED:
             raise RequestCancelled("speech: it was ended before all of the text was spoken; ask again")
@@ -306,7 +306,7 @@ class ActiveRequest:
         return verdict
 
     async def push(self, text: str) -> None:
-        """Add to a streamed text. InvalidText or Overloaded: this piece is refused, the text before it is spoken."""
+        """Add to a streamed text. InvalidText, Overloaded: this piece is refused; the text before it is spoken."""
         await self._permit.charge(len(text))
         self._count_text(text)
         await self._stream.push(text)
@@ -367,7 +367,7 @@ class ActiveRequest:
 
 
 async def sent_within(seconds: float, sending: Awaitable[object]) -> None:
-    """Wait until a piece was sent; ListenerStalled: the client has not taken it within `seconds`."""
+    """Wait until a piece is sent. ListenerStalled: the client has not taken it within `seconds`."""
     try:
         await asyncio.wait_for(sending, seconds)
     except (TimeoutError, asyncio.TimeoutError):
@@ -381,7 +381,7 @@ def _too_late(what: str) -> DeadlineExceeded:
 
 
 def _public(error: BaseException) -> VivavoceError:
-    """The error for clients and the request log; protocols log unexpected errors with their tracebacks."""
+    """Return the error for clients and the request log; protocols log unexpected errors with their tracebacks."""
     if isinstance(error, VivavoceError):
         return error
     if isinstance(error, Exception):

@@ -5,7 +5,7 @@
     [[key]]
     name = "team-a"
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-    owner = "team-a"               # owner of the voices that the key uses; default: its name
+    owner = "team-a"               # owner of the voices that the key uses; default: the key's name
     may_publish = false            # may add and remove public voices
     requests_per_minute = 60
     characters_per_minute = 20000
@@ -60,11 +60,11 @@ class KeyEntry(Principal):
 
 
 class KeyRing:
-    """The valid keys, for one event loop. path: the file of keys; None if none are needed. Raises like `read_keys`."""
+    """The valid keys, for one event loop. path: the file of keys, None if no key is needed. Errors: see `read_keys`."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = path, clock
-        # The state is taken before the file is read, so that a change meanwhile is noticed.
+        # The state is taken first, so that `refresh` notices a change of the file while it is being read.
         self._state = None if path is None else _state_of(path)
         self._entries = () if path is None else read_keys(path)
 
@@ -73,7 +73,7 @@ class KeyRing:
         return self._path is not None
 
     def authenticate(self, token: str | None) -> Principal:
-        """The principal of a key. Unauthorized (the message omits the key): it is missing, unknown or expired."""
+        """Return a key's principal. Unauthorized (the message omits the key): it is missing, unknown or expired."""
         if self._path is None:
             return ANONYMOUS
         if not token:
@@ -83,7 +83,7 @@ class KeyRing:
         return self._find(digest, lambda entry: entry.sha256, unknown)
 
     def named(self, name: str) -> Principal:
-        """The principal of the key `name`, for clients that can send no key. Unauthorized: it is unknown or expired."""
+        """Return the principal of a key by its name, for clients that send no key. Unauthorized: unknown or expired."""
         if self._path is None:
             return ANONYMOUS
         unknown = f"API key: the setting of this port names {name!r}, which does not exist; add this key"
@@ -129,7 +129,7 @@ def token_in(headers: Mapping[str, str]) -> str | None:
 
 
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:
-    """All entries of a file; InvalidRequest: it is missing, malformed, or writable by everyone."""
+    """Return all entries of a file. InvalidRequest: the file is missing, malformed, or writable by everyone."""
     values = read_toml(path, FIELD)
     problem, mode = None, 0
     if os.name == "posix":
@@ -144,19 +144,19 @@ def read_keys(path: Path) -> tuple[KeyEntry, ...]:
 
 
 def new_key() -> str:
-    """Make a new key: "vv_", by which a search finds leaked keys, then 43 letters, digits, dashes or underscores."""
+    """Return a new key: "vv_", so that a search finds leaked keys, then 43 letters, digits, dashes or underscores."""
     return f"vv_{secrets.token_urlsafe(32)}"
 
 
 def new_entry(key: str, name: str, **others: object) -> KeyEntry:
-    """The entry of a key. others: further fields as in the file; None omits one. InvalidRequest names a wrong field."""
+    """Return a key's entry. others: further fields of the file; None: unset. InvalidRequest names a wrong field."""
     given = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), **others}
     checked = {one: _value(one, value) for one, value in given.items() if value is not None}
     return KeyEntry(**{"owner": name, **checked})
 
 
 def add_key(path: Path, entry: KeyEntry) -> None:
-    """Append an entry; a new file gets the mode 0600. InvalidRequest: the name is taken, or `read_keys` raises it."""
+    """Append an entry; a new file gets the mode 0600. InvalidRequest: the name is taken, or the file is not valid."""
     with _changing(path):
         old, text = (read_keys(path), path.read_bytes().decode("utf-8-sig")) if path.exists() else ((), "")
         if any(entry.name == other.name for other in old):
@@ -166,7 +166,7 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Remove an entry; comments above others stay. InvalidRequest: its name is unknown, or `read_keys` raises it."""
+    """Remove an entry; comments above other entries stay. InvalidRequest: unknown name, or the file is not valid."""
     with _changing(path):
         old = {entry.name: entry for entry in read_keys(path)}
         if name not in old:
@@ -176,7 +176,7 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def _state_of(path: Path) -> tuple[int, ...]:
-    """Values that change with each change of the file, and with its removal."""
+    """Return values that change with each change of the file; () if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:
@@ -185,7 +185,7 @@ def _state_of(path: Path) -> tuple[int, ...]:
 
 
 def _expiry(value: object) -> datetime | None:
-    """Read a day (00:00 UTC) or a moment, in TOML or text: 2027-01-01, 2027-01-01T12:00:00Z. The usual zone is UTC."""
+    """Read a day (from 00:00) or a moment, in TOML or text: 2027-01-01, 2027-01-01T12:00:00Z. Without a zone: UTC."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(re.sub(r"[Zz]$", "+00:00", value))
@@ -298,10 +298,10 @@ def _replace(path: Path, text: str, meant: tuple[KeyEntry, ...]) -> None:
         read = None
     if read != meant:
         raise InvalidRequest(f"{FIELD}: {path} is written in a way that only a person can change; edit it by hand")
-    path = path.resolve()  # a link stays a link
+    path = path.resolve()  # if the path is a link, replace the link's target
     found = path.stat() if path.exists() else None
     with replacing(path, private=True, sync=True) as file:
-        if found is not None:  # the server may run as another user
+        if found is not None:  # keep owner and mode, since the server may run as another user
             with contextlib.suppress(PermissionError):
                 os.fchown(file.fileno(), found.st_uid, found.st_gid)
                 os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) & 0o640)

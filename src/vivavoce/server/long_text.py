@@ -26,7 +26,7 @@ _ENDS = (
 
 
 def check_length(length: int, most: int) -> None:
-    """InvalidText: the text is longer than the settings allow."""
+    """Raise InvalidText if a text has more characters than the settings allow."""
     if length > most:
         raise InvalidText(
             f"text: {length} characters are more than the limit of {most}; split it into several requests"
@@ -34,7 +34,7 @@ def check_length(length: int, most: int) -> None:
 
 
 def parts_of(text: str, most: int = MAX_TEXT_CHARS) -> list[tuple[int, int]]:
-    """Bounds of the parts of a text. A part has at most `most` characters, and ends in the second half of these.
+    """Return the bounds of a text's parts. A part has at most `most` characters, and all but the last at least half.
 
     Parts without words are left out; the list is empty for a text without words.
     """
@@ -47,7 +47,7 @@ def parts_of(text: str, most: int = MAX_TEXT_CHARS) -> list[tuple[int, int]]:
             )
             end = next((one for one in last if one), end)
         end = min(end, len(text))
-        if is_speakable(text[begin:end]):  # a long line of dashes is not
+        if is_speakable(text[begin:end]):  # False for a part without words, such as a long line of dashes
             bounds.append((begin, end))
         begin = end
     return bounds
@@ -116,7 +116,7 @@ class LongStream:
 async def speak_long(
     request: SpeechRequest, speak: Callable[[SpeechRequest], Awaitable[SpeechStream]], most: int = MAX_TEXT_CHARS
 ) -> SpeechStream:
-    """Speak a text of any length; errors of its first part are raised at once."""
+    """Speak a text of any length. The errors of its first part are raised here, those of later parts by the stream."""
     text = request.text or ""
     if len(text) <= most:
         return await speak(request)

@@ -103,14 +103,16 @@ class RequestMetrics:
         self._refused.labels(protocol, code).inc()
 
     def next_audio(self, gap_s: float, late_s: float) -> None:
-        """Count a piece of audio. gap_s: time since the last piece; late_s: time since all earlier ones were played."""
+        """Count a piece of audio. gap_s: seconds since the last piece; late_s: seconds since the client had played all
+        earlier pieces, negative if it still plays them.
+        """
         self._gap.observe(gap_s)
         if late_s > 0:
             self._late.observe(late_s)
             self._underruns.inc()
 
     def families(self, callers: bool = False) -> Iterator[Metric]:
-        """All metrics, with `callers` also those by key. Bucket bounds are written like the engine's: 1, not 1.0."""
+        """Yield all metrics; callers: also those by key. Bucket bounds are written like the engine's: 1, not 1.0."""
         for family in chain(self.registry.collect(), self._of_callers.collect() if callers else ()):
             for index, sample in enumerate(family.samples):
                 if "le" in sample.labels:
@@ -127,7 +129,7 @@ class RequestMetrics:
 
 
 def server_families(*, model: str, draining: bool) -> Iterator[Metric]:
-    """model: "" until it is known."""
+    """Yield the metrics of the server itself. model: its name, or "" until it is known."""
     yield InfoMetricFamily("vivavoce_build", "The version and the model.", {"version": __version__, "model": model})
     yield _gauge("draining", "1 while the server refuses new requests and finishes the running ones.", draining)
 
@@ -201,7 +203,7 @@ def _counter(name: str, text: str, value: float) -> Metric:
 
 
 def _histogram(name: str, text: str, counted: dict[str, EngineHistogram], labels: Sequence[str] = ()) -> Metric:
-    """One histogram, or one for each value of a label; Prometheus' buckets are cumulative."""
+    """Return one histogram, or one for each value of a label, with cumulative buckets, as Prometheus needs them."""
     family = HistogramMetricFamily(f"vivavoce_{name}", text, labels=labels)
     for label, one in counted.items():
         bounds = [*(f"{bound:.4g}" for bound in one.bounds), "+Inf"]

@@ -30,10 +30,10 @@ class Notices:
         self._made: dict[tuple[str, str], asyncio.Task[Samples]] = {}
 
     async def samples(self, notice: str, model: str, backend: SpeechBackend) -> Samples:
-        """notice: `TONE` or a sentence. VivavoceError: it cannot be spoken now, so no answer may begin."""
+        """Return the samples [n] of a notice, `TONE` or a sentence. VivavoceError: it cannot be spoken now."""
         key = notice, model
         if key not in self._made:
-            if any(kept != notice for kept, _ in self._made):  # the setting was changed
+            if any(kept != notice for kept, _ in self._made):  # provenance.notice was changed
                 self._made.clear()
             self._made[key] = asyncio.create_task(_make(notice, model, backend))
         making = self._made[key]
@@ -66,7 +66,7 @@ def _tone(rate: int) -> Samples:
 
 
 class NoticedStream:
-    """A stream with a notice before its first event. The times of words are later by the length of the notice."""
+    """A stream with a notice before its first event. The length of the notice is added to the times of words."""
 
     def __init__(self, stream: SpeechStream, notice: Samples) -> None:
         self._stream, self._notice = stream, notice

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from vivavoce.errors import Forbidden, InvalidRequest, Overloaded
 
 _BUSY_RETRY_S = 1.0
-"""Advised seconds until a retry while too many requests run. Nothing tells when one of them will end."""
+"""Advised seconds until a retry while too many requests run; it is not known when one of them will end."""
 _ROUNDING_S = 1e-6
 """Tolerance in seconds, so that a request after the advised wait is accepted."""
 
@@ -42,7 +42,7 @@ ANONYMOUS = Principal()
 
 
 def voice_owner(principal: Principal, public: bool) -> str:
-    """The owner of the voices that a request changes, "" for public voices. Forbidden: the key may not change these."""
+    """Return the owner of the voices that a request changes; "" for public voices, Forbidden if it may not do so."""
     if not public and principal.owner:
         return principal.owner
     if principal.may_publish:
@@ -70,7 +70,7 @@ class RateLimiter:
         """Admit a request; characters: length of its text, 0 for a streamed text, which `Permit.charge` counts.
 
         A refused request is not counted. InvalidRequest: more characters than a minute allows. Overloaded: too many
-        requests at once, or too much in this minute; its `retry_after_s` says when to try again.
+        requests at once, or too much in this minute; the error's `retry_after_s` says when to try again.
         """
         name, most = principal.name, principal.concurrent
         if principal.requests_per_minute is principal.characters_per_minute is most is None:
@@ -88,7 +88,10 @@ class RateLimiter:
         return Permit(self, principal, account)
 
     def take(self, principal: Principal, account: _Account, prices: dict[str, int]) -> None:
-        """Take all tokens from the buckets. If some are missing, take none and raise an error of `enter`."""
+        """Take tokens from the buckets. If a bucket has too few, take none and raise an error of `enter`.
+
+        prices: number of tokens for each bucket, "requests" and "characters".
+        """
         now, paid = self._clock(), {}
         rates = {"requests": principal.requests_per_minute, "characters": principal.characters_per_minute}
         for what, tokens in prices.items():
@@ -142,7 +145,7 @@ class Permit:
             self._limiter.take(self._principal, self._account, {"characters": characters})
 
     def give_back(self, prices: dict[str, int]) -> None:
-        """Undo a count. prices: the numbers of "requests" and "characters"."""
+        """Undo a count. prices: the counted numbers of "requests" and "characters"."""
         if self._account is not None:
             self._limiter.give_back(self._principal, self._account, prices)
 

@@ -27,7 +27,7 @@ _log = logging.getLogger("vivavoce.speech")
 
 @dataclass(eq=False)
 class RequestRecord:
-    """One request, running (its fields hold the state so far) or finished.
+    """A running or finished request; the fields of a running request hold its state so far.
 
     principal_name: "" on a server without keys. started: Unix time. figures: the engine's reason for having no room.
     admission_s: seconds until the request was accepted, None if it was not. first_audio_s, total_s: seconds from the
@@ -64,14 +64,14 @@ class RequestRecord:
 class RequestLog:
     """The running requests and the last finished ones. It writes a log line when a request ends or is refused.
 
-    capacity: limit of finished and running records, ≥ 1. Running ones are never dropped; admission limits their number.
+    capacity: most records that are kept, ≥ 1. Running requests are never dropped; admission limits their number.
     observers: called once for each request that ends or is refused (then `admission_s` is None); they must not raise.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self.observers: list[Callable[[RequestRecord], None]] = []
-        # The dictionaries' keys are principal and id, so that clients cannot see or block the ids of others.
+        # The dictionaries' keys are principal and id, so that a client cannot see or block the ids of other clients.
         self._running: dict[tuple[str, str], RequestRecord] = {}
         self._finished: dict[tuple[str, str], RequestRecord] = {}
 
@@ -109,7 +109,7 @@ class RequestLog:
             observer(record)
 
     def get(self, request_id: str, principal: Principal) -> RequestRecord:
-        """The record of the principal's request. RequestNotFound: its id is unknown, forgotten or another caller's."""
+        """Return a request's record. RequestNotFound: the id is unknown, forgotten or another principal's."""
         if (record := self._find(request_id, principal.name)) is None:
             raise RequestNotFound(
                 f"request: the id {request_id[:128]!r} is unknown (up to {self._capacity} are kept); "
@@ -118,7 +118,7 @@ class RequestLog:
         return record
 
     def accept_request_id(self, header: str | None, principal: Principal | None = None) -> str:
-        """The client's id if it is valid and the principal (None: not known yet) has not used it, else a new id."""
+        """Return the client's id if it is valid and unused by the principal (None: not known yet), else a new id."""
         if not header or not _CLIENT_ID.fullmatch(header) or (principal and self._find(header, principal.name)):
             return new_request_id()
         return header
@@ -175,7 +175,7 @@ class Usage:
 
 
 def usage_in(lines: Iterable[str]) -> dict[str, Usage]:
-    """The usage of each key, by name ("" on a server without keys), from the JSON lines of a log; skips other lines."""
+    """Return each key's usage, by name ("" on a server without keys), from a log's JSON lines; skip other lines."""
     found: defaultdict[str, Usage] = defaultdict(Usage)
     for line in lines:
         try:
@@ -193,5 +193,5 @@ def usage_in(lines: Iterable[str]) -> dict[str, Usage]:
 
 
 def new_request_id() -> str:
-    """An id that cannot be guessed: "req_" and 22 letters, digits, "-" or "_"."""
+    """Return an id that cannot be guessed: "req_" and 22 letters, digits, "-" or "_"."""
     return f"req_{secrets.token_urlsafe(16)}"

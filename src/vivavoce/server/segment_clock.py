@@ -33,8 +33,8 @@ class SegmentClock:
         return round(self._samples / self._rate, 6)
 
     def begin_request(self, first_character: int, repeated: int = 0) -> None:
-        """Start a new request, whose segments are numbered from 0. first_character: where its text begins; repeated:
-        number of its first characters that belong to no segment.
+        """Start a new request, whose own segment numbers and characters count from 0. first_character: position of its
+        text in the whole text; repeated: characters at its start that are left out of its segments.
         """
         self._repeated = repeated
         self._first_segment, self._first_character, self._first_s = self._given, first_character, self.seconds
@@ -55,7 +55,7 @@ class SegmentClock:
         return [event for number in passed for event in self._begin(number)]
 
     def words(self, words: Sequence[Word]) -> list[dict[str, Any]]:
-        """The words that end in the next audio, in one event."""
+        """Return one event with the words that end in the next audio; [] without words."""
         found = [
             {
                 "text": one.text,
@@ -71,7 +71,7 @@ class SegmentClock:
         return [{"type": self._words, "words": found, **estimated}] if found else []
 
     def spoken_until(self, seconds: float | None = None) -> dict[str, Any] | None:
-        """The text that was heard in the first `seconds` (None: all) of the audio; None if no words were timed."""
+        """Return up to where the text is heard in the first `seconds` (None: all) of the audio; None without words."""
         seconds = self.seconds if seconds is None else min(seconds, self.seconds)
         begun = [one for one in self._heard if one["start"] < seconds]
         if not self._heard:

@@ -21,7 +21,7 @@ _OWN = ("device", "gpus", "dtype", "memory_gb")
 
 
 def served_model(name: str, about: ModelInfo, rules: RequestsSection, usual: re.Pattern[str] | None = None) -> str:
-    """The served model that a client's name means; "" for the default model. about: the default model.
+    """Return the name of the served model that a client's name means; "" for the default model, `about`.
 
     usual: further names that clients use for the default model, beside OpenAI's. ModelNotFound: the name is unknown.
     """
@@ -41,7 +41,7 @@ def served_model(name: str, about: ModelInfo, rules: RequestsSection, usual: re.
 
 
 def further_sections(settings: ServerSettings) -> dict[str, ModelSection]:
-    """The section [model] of each further model, by its name in requests."""
+    """Return the section [model] of each further model, by the model's name in requests."""
     return {name: _section(settings, name, one) for name, one in settings.models.more.items()}
 
 
@@ -50,7 +50,7 @@ def is_on_demand(settings: ServerSettings, name: str) -> bool:
 
 
 def contradictory_models(settings: ServerSettings) -> Iterator[str]:
-    """A line for each contradiction among the models; it begins with a setting's name."""
+    """Yield a line for each contradiction among the models; it begins with a setting's name."""
     models = settings.models
     on_demand = sum(is_on_demand(settings, name) for name in models.more)
     kept = 1 + len(models.more) - on_demand
@@ -75,7 +75,7 @@ def _section(settings: ServerSettings, name: str, further: FurtherModel) -> Mode
 
 
 def _base(settings: ServerSettings, name: str) -> str:
-    """The folder or known name of a further model's base; the setting may name another served model instead."""
+    """Return the folder or known name of a further model's base. If the base is another served model, use its base."""
     more, default = settings.models.more, parse_model(settings.model.model or "mini")
     base, seen = more[name].base, {name}
     while base in more and base not in seen:

@@ -20,12 +20,12 @@ _NAME_PARTS = r"[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*"
 
 
 def is_address(place: str) -> bool:
-    """Whether `place` is an address such as redis://host; otherwise it is a folder."""
+    """Return whether `place` is an address such as redis://host; otherwise it is a folder."""
     return "://" in place
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether only this machine can reach the address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -33,7 +33,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _like(pattern: str, wanted: str, change: Callable[[str], str] = str) -> AfterValidator:
-    """Accepts text that matches `pattern`; an address needs a host and a valid port. `wanted` ends the message."""
+    """Accept text that matches `pattern`; an address needs a host and a valid port. wanted: end of the error."""
 
     def check(value: str) -> str:
         if value.isprintable() and re.fullmatch(pattern, value) and (not is_address(value) or _has_host(value)):
@@ -52,7 +52,7 @@ def _has_host(address: str) -> bool:
 
 
 def _path(wanted: str) -> BeforeValidator:
-    """Accepts the path of a file or folder; ~ is the user's own folder."""
+    """Accept the path of a file or folder; ~ is the user's own folder. wanted: end of the error message."""
 
     def check(value: object) -> object:
         if value == "" or (isinstance(value, str) and "\x00" in value):
@@ -69,7 +69,7 @@ def _redis(value: str) -> str:
 
 
 def _parted(value: object, info: ValidationInfo) -> object:
-    """Split names. A variable separates them by commas; a file, which is validated as JSON, has a list."""
+    """Make a tuple of names. Commas separate names in a variable; a file, which is validated as JSON, has a list."""
     if isinstance(value, str) and info.mode == "python":
         value = [part.strip() for part in value.split(",")]
     return tuple(value) if isinstance(value, list) else value

@@ -29,7 +29,7 @@ def _setting(default: object, flag: str = "", *, example: object = None, **more:
 
 
 def _unset(example: object, flag: str = "", **more: Any) -> Any:
-    """A field that is None by default."""
+    """Declare a field that is None by default; see `_setting`."""
     return _setting(None, flag, example=example, **more)
 
 

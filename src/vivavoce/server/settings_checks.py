@@ -19,7 +19,7 @@ from vivavoce_textnorm import read_lexicons
 
 
 def contradictions(settings: ServerSettings) -> Iterator[str]:
-    """A line for each contradiction between settings; it begins with a setting's name."""
+    """Yield a line for each contradiction between settings; it begins with a setting's name."""
     server, model = settings.server, settings.model
     taken: dict[int, str] = {}
     for name in ("port", *(["legacy_port"] if server.legacy else []), "grpc_port", "wyoming_port"):
@@ -62,7 +62,7 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
 
 
 def missing(settings: ServerSettings) -> Iterator[str]:
-    """A line for each file or folder that is missing or unusable; changes nothing."""
+    """Yield a line for each file or folder that is missing or unusable; change nothing."""
     server, model = settings.server, settings.model.model
     try:
         if settings.auth.keys_file is not None:

@@ -26,7 +26,7 @@ from vivavoce.server.toml_file import closest, read_toml
 
 DEFAULT = "default"
 _ALIASES = {"VIVAVOCE_MODEL": "VIVAVOCE_MODEL_MODEL", "VIVAVOCE_VOICES": "VIVAVOCE_VOICES_PLACE"}
-"""Variables that every command reads."""
+"""Variables that every command reads → the variables of the settings that they set."""
 _OTHERS = {
     "VIVAVOCE_CONFIG",
     "VIVAVOCE_HOME",
@@ -102,7 +102,7 @@ def _settings() -> Iterator[Setting]:
 
 
 def _wanted_of_model(field: str) -> str:
-    """The allowed values of a further model's field, in words; for an unknown field, the names of known fields."""
+    """Return the allowed values of a further model's field, in words; for an unknown field, the known fields' names."""
     known = FurtherModel.model_json_schema()["properties"]
     if field not in known:
         return f"its fields, which are {', '.join(known)}"
@@ -110,7 +110,7 @@ def _wanted_of_model(field: str) -> str:
 
 
 def _wanted(kind: Mapping[str, Any]) -> str:
-    """The values that a schema allows, in words such as "a whole number in 0 … 65535"."""
+    """Return the values that a schema allows, in words such as "a whole number in 0 … 65535"."""
     if "enum" in kind:
         return f"one of {', '.join(kind['enum'])}"
     if kind.get("format") == "path":
@@ -129,7 +129,7 @@ def _wanted(kind: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Resolved:
-    """origins: the origin of each value, by the setting's name ("server.port")."""
+    """Merged settings, and the origin of each value, by the setting's name ("server.port")."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
@@ -143,7 +143,7 @@ def resolve_settings(
     environment: Mapping[str, str] = MappingProxyType({}),
     flags: Mapping[str, object] = MappingProxyType({}),
 ) -> Resolved:
-    """The settings of a server. InvalidRequest names the first problem.
+    """Return the settings of a server. InvalidRequest names the first problem.
 
     config: the TOML file; None: the file in VIVAVOCE_CONFIG, if any. flags: values by settings' names; None: not given.
     """
@@ -186,8 +186,8 @@ def try_settings(
 
 @dataclass(frozen=True)
 class _Source:
-    """values: sections with their fields. origin: returns the origin of a setting's value. unknown: returns the message
-    about a section and field that do not exist. is_file: whether the source is a file, in which "1" is not a number.
+    """One source of settings. values: sections with their fields. origin: returns the origin of a setting's value.
+    unknown: returns the message about an unknown section or field. is_file: a file, in which "1" is not a number.
     """
 
     values: Mapping[str, Any]
@@ -262,7 +262,7 @@ def _given(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """A line for each VIVAVOCE_ variable that is not read; unknown fields of a known section are errors instead."""
+    """Yield a line for each VIVAVOCE_ variable that is not read; unknown fields of a known section are errors."""
     sections = tuple(f"VIVAVOCE_{section}_".upper() for section in SECTIONS)
     known = {f"{one.section}_{one.field}".upper(): one.field.upper() for one in SETTINGS.values()}
     for name in _given(environment):
@@ -306,7 +306,7 @@ def reference() -> str:
 
 
 def plain(value: Any) -> Any:
-    """A setting's value for TOML or JSON, with secrets masked."""
+    """Return a setting's value for TOML or JSON, with secrets masked."""
     if isinstance(value, (tuple, list)):
         return [plain(part) for part in value]
     if isinstance(value, FurtherModel):
@@ -319,14 +319,14 @@ def plain(value: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """A value as TOML, which for these types equals JSON; "unset" for None."""
+    """Return a value as TOML, which for these types (tables excepted) equals JSON; "unset" for None."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{written(name)} = {written(one)}' for name, one in value.items())}}}"
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def masked(text: str) -> str:
-    """The text without the secrets of an address: redis://***@host."""
+    """Return the text with the secrets of addresses replaced: redis://***@host."""
     return _LOGIN.sub("://***@", _SECRET.sub(r"\1***", text))
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """Writes a span "speech" for each request, with child spans; its parent is the span in the header `traceparent`.
+    """Writes a span "speech" for each request, with child spans, but without the text that was spoken.
 
-    The text is not written.
+    The span's parent is the span that the client's header `traceparent` names.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -37,7 +37,7 @@ class Tracing:
                 f"telemetry: traces need OpenTelemetry ({error}); pip install 'vivavoce[telemetry]'"
             ) from error
         resource = Resource.create({"service.name": service_name, "service.version": __version__})
-        # The server flushes the last spans itself.
+        # `close` sends the last spans, so OpenTelemetry need not do so at the exit.
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_address(endpoint))))
         return cls(provider)
@@ -67,13 +67,13 @@ class Tracing:
 
 
 def traces_address(endpoint: str) -> str:
-    """The address at which a collector, such as http://localhost:4318, accepts traces; a given path is kept."""
+    """Return the address at which a collector, such as http://localhost:4318, accepts traces; keep a given path."""
     scheme, _, rest = endpoint.partition("://")
     return f"{scheme}://{rest.rstrip('/')}{'' if '/' in rest.rstrip('/') else '/v1/traces'}"
 
 
 def _parts(record: RequestRecord, total_s: float) -> list[tuple[str, float, float]]:
-    """Name, begin and end of a request's parts, in seconds from its start; a refused request has only its admission."""
+    """Return name, begin and end of a request's parts, in seconds from its start; if refused, only "admission"."""
     if record.admission_s is None:
         return [("admission", 0.0, total_s)]
     first_s = total_s if record.first_audio_s is None else record.first_audio_s

@@ -12,7 +12,7 @@ from vivavoce.errors import InvalidRequest, MissingDependency
 
 
 def read_toml(path: Path, field: str) -> dict[str, Any]:
-    """A file's values. InvalidRequest: the file is missing, unreadable or malformed; field: the file's setting."""
+    """Return a file's values. InvalidRequest: missing, unreadable or malformed file. field: the file's setting."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -25,7 +25,7 @@ def read_toml(path: Path, field: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """The values in TOML text. InvalidRequest: it is malformed; the message has the line."""
+    """Return the values in TOML text. InvalidRequest: the text is malformed; the message has the line."""
     try:
         if sys.version_info >= (3, 11):
             import tomllib
@@ -42,7 +42,7 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the most similar known name, or all of them."""
+    """Return the end of a message about an unknown name: the most similar known name, or all known names."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"

@@ -37,9 +37,9 @@ class Passage:
 
     first_character: int
     reasoning: TextFilter
-    """A filter for the same pieces. It removes reasoning, and tells whether the text so far ends inside reasoning."""
+    """A filter that gets the passage's pieces. It removes reasoning, and knows whether the text ends in reasoning."""
     repeated: int = 0
-    """Number of its first characters that repeat what was open before the flush."""
+    """Number of characters at the start that repeat the code fence and tag that the passage before left open."""
     texts: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
     """The passage's pieces; None at the end."""
     length: int = 0
@@ -60,7 +60,7 @@ class Passage:
             self.texts.put_nowait((held or "") + text)
 
     def next(self, first_character: int, reasoning: TextFilter) -> Passage:
-        """The passage behind a flush at this character. It begins with the block of code or the tag that is open."""
+        """Return the passage after a flush at this character. It begins with the code fence and tag that are open."""
         begun = self.reasoning.open_tag
         if "```" in self.read or "~~~" in self.read:
             from vivavoce_textnorm import open_fence
@@ -78,11 +78,11 @@ class Passage:
 
 
 class StreamedUtterance:
-    """Speaks its passages one after another. Each is a request, and two requests at once would count as two streams.
+    """Speaks its passages one after another, each as a request; two requests at once would count as two streams.
 
     start_request: starts a request with `request_id`; `begins` is true for the first one. send: sends a reply; raises
-    `disconnected` if the client has disconnected. refuse: gets the error of a refused piece of text; None: the error
-    ends the utterance. reasoning: see `TextFilter`.
+    `disconnected` if the client has disconnected. refuse: gets the error of a refused piece of text; without it, the
+    error ends the utterance. reasoning: see `TextFilter`.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class StreamedUtterance:
         self._characters += len(text)
 
     async def flush(self) -> None:
-        """Speak the text so far, and confirm the flush when its audio was sent. InvalidRequest: too many wait."""
+        """Speak the text so far; confirm the flush when its audio was sent. InvalidRequest: too many passages wait."""
         passage = self._passage
         if passage.is_open and not passage.is_blank:
             if self._unspoken >= MAX_WAITING:
@@ -170,7 +170,7 @@ class StreamedUtterance:
         self.delivery.cancel()
 
     def cancelled(self, played_s: float | None = None) -> Reply:
-        """played_s: seconds of audio that the client has played; None: unknown."""
+        """Return the reply to a cancellation. played_s: seconds of audio that the client has played; None: unknown."""
         at, until = self._clock.reached, self._clock.spoken_until(played_s)
         names = {"segment": "segment", "from_character": "start_character", "to_character": "end_character"}
         reached = None if at is None else {name: at[own] for name, own in names.items()}
