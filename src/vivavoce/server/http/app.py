@@ -62,7 +62,7 @@ def _dialect_routers(state: AppState, port: str) -> list[Callable[[AppState], AP
 
 
 class _BoundedApp(FastAPI):
-    """An app, without routes so far, which limits requests and answers all failures in one JSON form."""
+    """An app without routes yet, which limits requests and answers all failures in one JSON form."""
 
     has_pages = False
 
@@ -73,7 +73,7 @@ class _BoundedApp(FastAPI):
             description=description,
             version=__version__,
             openapi_url="/openapi.json" if server.docs else None,
-            docs_url=None,  # FastAPI's page loads scripts from elsewhere; ours is `_reference`
+            docs_url=None,  # FastAPI's page loads scripts from another server; `_reference` replaces it
             redoc_url=None,
             root_path=server.root_path,
             # A path with a surplus slash is an error: a redirect would make the client send its body twice.

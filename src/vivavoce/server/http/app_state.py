@@ -65,7 +65,7 @@ def state_of(connection: HTTPConnection) -> AppState:
 
 
 async def current_principal(connection: HTTPConnection) -> Principal:
-    """The principal of the key in the headers. Unauthorized: the key is missing or unknown."""
+    """Return the principal of the key in the headers. Unauthorized: the key is missing or unknown."""
     principal = state_of(connection).keys.authenticate(token_in(connection.headers))
     note_principal(principal.name)
     return principal
@@ -75,7 +75,7 @@ KnownPrincipal = Annotated[Principal, Depends(current_principal)]
 
 
 async def list_reader(connection: HTTPConnection) -> Principal:
-    """The principal who reads a list. If the settings open lists, callers without a key read its public part."""
+    """Return the principal who reads a list: with auth.open_lists, callers without a key, for its public part."""
     state = state_of(connection)
     is_anonymous = state.settings.auth.open_lists and token_in(connection.headers) is None
     return PUBLIC_READER if is_anonymous and state.keys.required else await current_principal(connection)
@@ -88,7 +88,7 @@ MODEL_QUERY = Query("", max_length=200, description="A served model's name. Defa
 
 
 async def backend_for(state: AppState, model: str, principal: Principal) -> SpeechBackend:
-    """The backend of the model that a client named ("": the default model), which is loaded if necessary.
+    """Return the backend of the model that a client named ("": the default model); load the model if necessary.
 
     ModelNotFound: the name is unknown. Unauthorized: the model has to be loaded, and the caller has no key.
     """
@@ -101,7 +101,7 @@ async def backend_for(state: AppState, model: str, principal: Principal) -> Spee
 
 
 async def deadline_of(connection: HTTPConnection) -> float | None:
-    """The deadline on the dispatcher's clock, counted from now; None: the client sent no timeout."""
+    """Return the deadline on the dispatcher's clock, counted from now; None if the client sent no timeout."""
     if (given := connection.headers.get(TIMEOUT_HEADER)) is None:
         return None
     try:
@@ -135,7 +135,7 @@ def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str], w
 
 
 def is_own_page(headers: Headers, scheme: str, allowed: Sequence[str]) -> bool:
-    """Whether the sender is a page of this host and port, a page of an allowed origin ("*": any), or not a browser.
+    """Return whether the sender is a page of this host and port or of an allowed origin ("*": any), or no browser.
 
     Browsers open WebSockets and send forms from any page, with the user's cookies and network. scheme: "http", "ws",
     "https" or "wss". Clients other than browsers send no `Origin`.

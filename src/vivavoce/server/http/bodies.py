@@ -81,7 +81,7 @@ async def off_loop(size: int, work: Callable[[], _Result]) -> _Result:
 
 
 def check_encoding(request: Request) -> None:
-    """InvalidRequest: the headers say that the body is compressed."""
+    """Raise InvalidRequest if the headers say that the body is compressed."""
     packing = request.headers.get("content-encoding", "").strip()
     if packing.lower() not in ("", "identity"):
         raise InvalidRequest(
@@ -146,7 +146,7 @@ def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") 
 
 
 def without_ignored(request: Request, model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """`values` without unknown fields, if the settings or the model ignore these; x-warning names them."""
+    """Return `values`; if settings or model ignore unknown fields, without these, which x-warning then names."""
     known, refuses = known_names(model), state_of(request).settings.requests.unknown_fields == "refuse"
     if values.keys() <= known or (refuses and model.model_config.get("extra") == "forbid"):
         return values
@@ -184,7 +184,7 @@ def _note_ignored(connection: HTTPConnection, problem: str) -> None:
 
 
 def check_twins(model: type[BaseModel], given: Collection[str]) -> None:
-    """InvalidRequest: two of the given names stand for the same field."""
+    """Raise InvalidRequest if two of the given names stand for the same field."""
     for declared in model.model_fields.values():
         alias = declared.validation_alias
         named = [str(name) for name in alias.choices if name in given] if isinstance(alias, AliasChoices) else []
@@ -194,14 +194,14 @@ def check_twins(model: type[BaseModel], given: Collection[str]) -> None:
 
 @cache
 def known_names(model: type[BaseModel]) -> Set[str]:
-    """The names of a model's fields, and their aliases."""
+    """Return the names of a model's fields, and their aliases."""
     aliases = [field.validation_alias for field in model.model_fields.values()]
     others = {str(name) for one in aliases if isinstance(one, AliasChoices) for name in one.choices}
     return model.model_fields.keys() | others
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a model, with definitions in place of references."""
+    """Return the JSON schema of a model, with definitions in place of references."""
     schema = model.model_json_schema()
     return dict(_inlined(schema, schema.pop("$defs", {})))
 
@@ -257,7 +257,7 @@ def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[
         raise InvalidRequest(f"form: has more than {max_fields} fields; send fewer")
     fields = []
     for piece in filter(None, encoded.split(b"&")):
-        if len(piece) > _MAX_FIELD_BYTES:  # before it is decoded, which needs far more memory
+        if len(piece) > _MAX_FIELD_BYTES:  # checked before decoding, which needs far more memory
             raise InvalidRequest(f"form: a field has {len(piece)} bytes, more than {_MAX_FIELD_BYTES}; send fewer")
         encoded_name, _, value = (unquote_to_bytes(part) for part in piece.replace(b"+", b" ").partition(b"="))
         name = _utf_8(encoded_name, "a field's name")

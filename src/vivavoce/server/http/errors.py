@@ -90,7 +90,7 @@ def install(app: FastAPI) -> None:
 
 
 def error_body(error: VivavoceError, text_field: str = "input") -> dict[str, Any]:
-    """The value of "error" in an answer or an event; text_field: the name of the route's text field."""
+    """Return the value of "error" in an answer or an event; text_field: the name of the route's text field."""
     param = None
     # Messages of these errors begin with the field's name.
     if isinstance(error, (InvalidRequest, VoiceNotFound, AdapterNotFound, ModelNotFound)):
@@ -101,7 +101,7 @@ def error_body(error: VivavoceError, text_field: str = "input") -> dict[str, Any
 
 
 def response_of(error: VivavoceError, text_field: str = "input") -> Response:
-    """The answer to an error, with `Retry-After` in whole seconds if waiting helps; text_field: see `error_body`."""
+    """Return an error's answer, with `Retry-After` in whole seconds if waiting helps; text_field: see `error_body`."""
     headers = {}
     if (seconds := error.retry_after_s) is not None:
         headers["retry-after"] = str(max(1, math.ceil(seconds)))
@@ -117,7 +117,7 @@ def error_response(status: int, message: str, code: str, headers: Mapping[str, s
 
 
 def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
-    """One error for the mistakes that a schema found: the first in each field, ten at most.
+    """Return one error for the mistakes that a schema found: the first one of each field, ten fields at most.
 
     InvalidText if the only mistakes are texts that are too long, else InvalidRequest.
     """
@@ -139,7 +139,7 @@ def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
 
 
 def shown(value: object) -> str:
-    """The first 40 characters of a value as JSON; a string is not quoted."""
+    """Return the first 40 characters of a value as JSON; a string is not quoted."""
     if isinstance(value, str):
         return value[:_SHOWN]
     # Encode piece by piece, since all of a deep or large value would take too long.
@@ -148,19 +148,19 @@ def shown(value: object) -> str:
 
 
 def _is_hidden(detail: dict[str, Any]) -> bool:
-    """Whether to hide the input, which is the whole body (missing field) or may be a secret (unknown field)."""
+    """Return whether to hide the input: the whole body (missing field), or an unknown field's object, list or null."""
     is_unknown = detail["type"] == "extra_forbidden" and isinstance(detail.get("input"), (dict, list, type(None)))
     return is_unknown or detail["type"] == "missing"
 
 
 def renamed(error: VivavoceError, names: Mapping[str, str]) -> VivavoceError:
-    """The error, with its field named as in the route. names: field name in messages → field name of the route."""
+    """Return the error with its field named as in the route. names: field name in messages → the route's field name."""
     field, _, rest = str(error).partition(":")
     return type(error)(f"{names[field]}:{rest}") if field in names else error
 
 
 def _printable(part: object) -> str:
-    """A field's name, safe for a message: a client may have sent any string."""
+    """Return a field's name in a form that is safe in a message, since a client may have sent any string."""
     name = str(part)
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum() and len(name) <= 40
     return name if plain else f"{name[:40]!r}"

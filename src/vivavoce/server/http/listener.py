@@ -48,8 +48,8 @@ _PING_S = 20.0
 class BoundedConnection(asyncio.Protocol):
     """One connection, with the bounds that uvicorn's settings lack.
 
-    It stands between asyncio and uvicorn's protocol: it is asyncio's protocol and uvicorn's transport. It uses only the
-    documented methods of the two and overrides none of uvicorn's.
+    For asyncio it is the protocol; for uvicorn's protocol it is the transport. It uses only documented methods of both,
+    and overrides no method of uvicorn.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -347,7 +347,7 @@ class Listener(uvicorn.Server):
                 connection = BoundedConnection(self)
                 self.connections.add(connection)
                 connection.opening = asyncio.create_task(self._open(connection, client))
-                await asyncio.sleep(0)  # let open connections continue while many wait to be accepted
+                await asyncio.sleep(0)  # lets open connections continue even if many more wait to be accepted
             except Exception as error:
                 if loop.time() - logged_at >= 1.0:
                     logged_at = loop.time()
@@ -370,7 +370,7 @@ class Listener(uvicorn.Server):
                 self.connections.discard(connection)
 
     def _make_room(self) -> bool:
-        """Drop the connection whose client was silent for longest; False: no client was silent for `PATIENCE_S`."""
+        """Drop the connection whose client was silent for longest; return False if none was silent for `PATIENCE_S`."""
         oldest = min(self.connections, key=lambda connection: connection.waits_since, default=None)
         if oldest is None or asyncio.get_running_loop().time() - oldest.waits_since < PATIENCE_S:
             return False
@@ -379,7 +379,7 @@ class Listener(uvicorn.Server):
 
 
 def _is_defect(record: logging.LogRecord) -> bool:
-    """Leave out mistakes of clients that uvicorn logs as errors: text that is not UTF-8 and refused WebSockets."""
+    """Return False for mistakes of clients that uvicorn logs as errors: malformed UTF-8 and refused WebSockets."""
     return not str(record.msg).startswith(
         ("Invalid UTF-8 sequence", "ASGI callable returned without completing handshake")
     )

@@ -35,7 +35,7 @@ BODY_BYTES_PER_S = 16 * 1024
 CALLERS_SHARE = 4
 """The limit for the bodies of one caller is the limit for all bodies, divided by this number."""
 _HEALTH = "/health"
-"""Prefix of paths that a server with too many connections still answers; else an orchestrator would restart it."""
+"""Prefix of paths that are answered even with too many connections; otherwise an orchestrator restarts the server."""
 _QUIET = (_HEALTH, "/metrics", "/web/")
 _MAX_LOGGED_PATH = 200
 _VERSIONS = ("1.0", "1.1")
@@ -98,7 +98,7 @@ class RequestMiddleware:
         if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
             message = f"headers: with the path they are longer than the limit of {limit} bytes; send shorter ones"
             return error_response(431, message, "invalid_request", _CLOSE)
-        # Request smuggling: a proxy may obey the other of two headers, and take a part of the body for a request.
+        # Of two such headers, a proxy may obey the other one, and read a part of the body as a request (smuggling).
         if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
             message = "headers: transfer-encoding goes neither with content-length nor with HTTP/1.0; leave it out"
             return error_response(400, message, "invalid_request", _CLOSE)
@@ -141,7 +141,7 @@ class _Exchange:
         self._take(0)  # refuse a promised size before the client sends the body
         connection, now = current_connection.get(), asyncio.get_running_loop().time()
         seconds = self._bounds.settings.listener_timeout_s
-        # At the lowest rate, the bytes so far would have come by this time. For a slower client, this time has passed.
+        # At BODY_BYTES_PER_S, the bytes so far take until this time. For a slower client, this time is in the past.
         connection.waits_since = self._began + self._size / BODY_BYTES_PER_S
         try:
             message = await asyncio.wait_for(self._receive(), min(seconds, connection.waits_since + seconds - now))
@@ -241,11 +241,11 @@ class _Exchange:
 
 
 def allowed_hosts(state: AppState) -> frozenset[str] | None:
-    """Host names that requests may use besides localhost and IP addresses; None: any name.
+    """Return the host names that requests may use besides localhost and IP addresses; None: any name.
 
     The owner of a name can make it point at 127.0.0.1 (DNS rebinding). Browsers then let the owner's pages read this
     server's answers; only the host name in the request shows this. Any name is allowed if other machines reach the
-    server, or if keys are required: then a page gains nothing by its name, and a proxy may use other names.
+    server, or if keys are required: such a page then reads nothing more than any client, and a proxy may use any name.
     """
     server = state.settings.server
     if "*" in server.allowed_hosts:

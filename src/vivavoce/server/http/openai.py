@@ -35,7 +35,7 @@ from vivavoce.server.served_models import served_model
 PROTOCOL = "openai"
 SPEECH_PATH = "/v1/audio/speech"
 PCM_RATE = 24_000
-"""OpenAI's clients play samples without a header at this rate, with every model."""
+"""Samples per second of pcm: OpenAI's clients play samples without a header at this rate, whatever the model."""
 _AUDIO = {"schema": {"type": "string", "format": "binary"}}
 _EVENT = {"schema": {"type": "string", "description": "Server-sent events, whose data are JSON with a `type`."}}
 _SPEECH = {
@@ -195,7 +195,7 @@ def _url_parameters() -> list[dict[str, Any]]:
 
 
 def _models(about: ModelInfo, created: int) -> list[ModelEntry]:
-    """The entries of all served models; about: the default model."""
+    """Return the entries of all served models; about: the default model."""
     found = []
     for one in (about, *about.others):
         modes = [mode for mode in Mode if one.instructions or mode is not Mode.INSTRUCT]

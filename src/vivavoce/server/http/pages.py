@@ -118,7 +118,7 @@ def router(state: AppState) -> APIRouter:
     async def mp3(request: Request, principal: KnownPrincipal, rate: _Rate, first: bool = True) -> Response:
         """Encode samples (mono, int16, little endian) as MP3, so that a page can save audio that it has played.
 
-        first: whether this is the file's first part, which has the tag of synthetic speech.
+        first: whether this is the file's first part; only this part gets the tag of synthetic speech.
         """
         output, encoded, rest = OutputFormat(AudioFormat.MP3), [], b""
         tag = state.dispatcher.tag() if first else None
@@ -135,7 +135,7 @@ def router(state: AppState) -> APIRouter:
 
     @routes.get("/web/wav")
     async def wav(_: KnownPrincipal, rate: _Rate, samples: Annotated[int, Query(ge=0, le=1 << 31)]) -> Response:
-        """The header of a WAV file with this many samples; a page puts it before the samples that it has played."""
+        """Return a WAV file's header for this many samples; a page puts it before the samples that it has played."""
         header = wav_header(rate, samples, state.dispatcher.tag())
         return Response(header, headers={**_UNCACHED, "content-type": "audio/wav"})
 

@@ -23,7 +23,7 @@ _LIMITS = {"default": "default", "minimum": "from", "maximum": "to", "maxLength"
 
 
 def reference_page(description: dict[str, Any], address: str, *, has_pages: bool = False) -> str:
-    """has_pages: link to the start page."""
+    """Return the page as HTML. description: the OpenAPI document; has_pages: add a link to the start page."""
     info = description["info"]
     head = {"title": info["title"], "version": info["version"], "about": info.get("description", "")}
     parts = [_HEAD.format(**{name: escape(text) for name, text in head.items()})]

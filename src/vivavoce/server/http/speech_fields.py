@@ -54,7 +54,7 @@ VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 def fields_of(options: Iterable[Option]) -> dict[str, Any]:
-    """Pydantic's declarations of options: name → (type, field), as `create_model` takes them."""
+    """Return Pydantic's declarations of options: name → (type, field), as `create_model` takes them."""
     found: dict[str, Any] = {}
     for option in options:
         kind: Any = Literal[option.choices] if option.choices else option.kind
@@ -156,7 +156,7 @@ class CommonFields(_SpeechOptions):
         return given
 
     def usual_models(self, about: ModelInfo) -> re.Pattern[str] | None:
-        """Model names that clients of another interface use for the default model; None: no such names."""
+        """Return the model names by which another product's clients mean the default model; None: no such names."""
         return None
 
     async def request(
@@ -167,7 +167,9 @@ class CommonFields(_SpeechOptions):
         uploaded: bytes | None = None,
         rules: RequestsSection = RequestsSection(),
     ) -> SpeechRequest:
-        """text: None if it is streamed; about: the default model; uploaded: the recording in a form."""
+        """Return the request for speech. text: None if it is streamed; about: the default model; uploaded: a recording
+        that came as the file of a form.
+        """
         model = served_model(self.model, about, rules, self.usual_models(about)) if self.model else ""
         speed, notes = min(max(self.speed, MIN_SPEED), MAX_SPEED), tuple[str, ...]()
         if speed != self.speed:
@@ -217,7 +219,7 @@ class SpeechFields(CommonFields):
 
 
 async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
-    """The fields of JSON or a form, and the recording that came as the form's file."""
+    """Return the fields of JSON or a form, and the recording that came as the form's file, or None."""
     check_query(request, known_names(SpeechFields))
     if media_type(request) not in (MULTIPART, URLENCODED):
         return await read_json(request, SpeechFields), None

@@ -51,16 +51,16 @@ class AudioBody:
     def announce(self, segment: SegmentText) -> None: ...
 
     def piece(self, chunk: AudioChunk, data: bytes) -> bytes:
-        """The bytes that a chunk adds to the body; data: the chunk, encoded."""
+        """Return the bytes that a chunk adds to the body; data: the encoded chunk."""
         return data
 
     def end(self, data: bytes) -> bytes:
-        """The last bytes of the body; data: the end of the encoded audio. Raises if the speech is incomplete."""
+        """Return the last bytes of the body; data: the end of the encoded audio. Raises if the speech is incomplete."""
         self._active.whole()
         return data
 
     def failed(self, error: VivavoceError) -> bytes:
-        """The last bytes of a body after a failure. Raises the error if the format can only drop the connection."""
+        """Return the last bytes of a body after a failure; raise the error if this format cannot tell of a failure."""
         raise error
 
 
@@ -170,7 +170,7 @@ class SpeechAnswer(Response):
             elif self._has_started:
                 drop_connection()  # the client has disconnected, or the rest of its body does not come
             else:
-                leaving.result()  # raises if its body is refused after all
+                leaving.result()  # raises if the rest of the request's body was refused
                 if self._active is None:
                     raise RequestCancelled("request: its client left before there was audio")
         finally:

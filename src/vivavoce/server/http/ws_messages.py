@@ -70,7 +70,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def error_reply(error: VivavoceError) -> Reply:
-    """An error in the form of the HTTP API; its field `input` is named `text` here."""
+    """Return an error in the form of the HTTP API; the field `input` is called `text` here."""
     return {"type": "error", "error": error_body(error, "text")}
 
 
@@ -94,7 +94,7 @@ class MessageForm:
         return ""
 
     def request_id_of(self, _: str) -> str | None:
-        """The request id that follows from a context's name; None: no id."""
+        """Return the request id that the form derives from a context's name; None if it derives none."""
         return None
 
     def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:
@@ -105,7 +105,7 @@ class MessageForm:
         return [validated(model, fields, "message")]
 
     def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | bytes | None:
-        """The text or binary frame of a reply; None: the reply is not sent. is_open: the context is open."""
+        """Return a reply's text or binary frame, or None not to send it. is_open: the context is open."""
         if reply["type"] != "audio":
             return compact_json(reply)
         data: bytes = reply["audio"]
@@ -113,7 +113,7 @@ class MessageForm:
 
 
 def pause_s(query: Mapping[str, str], usual: float) -> float:
-    """Longest silence of a client in seconds. InvalidRequest: `inactivity_timeout` is malformed, 0 or too large."""
+    """Return a client's longest silence in seconds. InvalidRequest: `inactivity_timeout` is malformed or too large."""
     given = query.get("inactivity_timeout")
     if given is None:
         return usual
@@ -124,5 +124,5 @@ def pause_s(query: Mapping[str, str], usual: float) -> float:
 
 
 def natural(digits: str) -> int | None:
-    """The number of these digits; None: there are other characters, or more than nine digits."""
+    """Return the number that the digits write; None for other characters or more than nine digits."""
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 9 else None

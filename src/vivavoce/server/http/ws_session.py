@@ -217,7 +217,7 @@ class Session:
         principal = self._state.keys.authenticate(self._token)  # the key may have been removed
         about = dispatcher.backend.about
         wanted = await start.request(None, principal, about, rules=dispatcher.rules)
-        if self._form.is_own:  # what a dialect reads in the query is lost here
+        if self._form.is_own:  # `serve` also accepted names that only dialects read; here they have no effect
             self._socket.state.ignored = None
             check_query(self._socket, known_names(Start), "start message", _QUERY)
             if ignored := self._socket.state.ignored:
@@ -261,7 +261,9 @@ class Session:
             utterance.end()
 
     async def _leave(self, is_all: bool, context: str) -> None:
-        """End the text of one or all utterances. Cancel each with unflushed text, and a single one that has ended."""
+        """End the text of one or all utterances; cancel each that has unflushed text. A single one that has ended
+        already is cancelled, too.
+        """
         for one in [*self._open] if is_all else [context]:
             utterance = self._open.get(one)
             if utterance is None or (is_all and utterance.has_ended):
@@ -312,12 +314,12 @@ class Session:
         try:
             await sent_within(patience_s, sending)
         except (OSError, RuntimeError):
-            raise WebSocketDisconnect(1006) from None  # Starlette's own code for this
+            raise WebSocketDisconnect(1006) from None  # the code that Starlette uses for a lost connection
         if not self._open or reply["type"] == "audio":
             self._last_at = self._loop.time()
 
     def _pause_left(self) -> float:
-        """Seconds until the client has been silent for too long; while the server speaks, until the next look."""
+        """Return the seconds until the client is silent for too long; while the server speaks, until the next check."""
         if not all(utterance.waits_for_text for utterance in self._open.values()):
             return self._idle_s
         # A client without a key has `KEY_S`, even if it sends other messages.
@@ -355,4 +357,4 @@ class Session:
         except (TimeoutError, asyncio.TimeoutError):
             drop_connection()
         except (WebSocketDisconnect, RuntimeError, OSError):
-            pass  # it has disconnected
+            pass  # the client has disconnected
