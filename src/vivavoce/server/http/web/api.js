@@ -1,9 +1,9 @@
-/** Requests to the server: the API key, errors in people's words, the way out of them. */
+/** Requests to the server, with the API key, and explanations of their errors for people. */
 
 import { t } from "./i18n.js";
 import { askForKey, knownKey } from "./key.js";
 
-/** What a server, or the way to it, refused; `explain` says it to people. */
+/** The error of a request that the server refused, or that did not reach it; `explain` describes it for people. */
 export class ApiError extends Error {
   /**
    * @param {string} message
@@ -17,18 +17,18 @@ export class ApiError extends Error {
     this.requestId = requestId;
   }
 
-  /** The same request may be taken after `retryAfter` seconds; one that an engine stopped at is not sent again. */
+  /** Whether to send the request again after `retryAfter` seconds; after a stop of the engine (503) it is not. */
   get isBusy() {
     return this.status === 429 && Number.isFinite(this.retryAfter);
   }
 }
 
 /**
- * A request's answer if it is good. A 401 asks for an API key and tries again, unless `silent`.
+ * Send a request and return its answer. After a 401, ask for an API key and send it again, unless `silent`.
  * @param {string} path Relative, so that the pages work below any prefix.
  * @param {RequestInit & {silent?: boolean}} [options]
  * @returns {Promise<Response>}
- * @throws {ApiError} Also where the server cannot be reached; an aborted request throws an AbortError.
+ * @throws {ApiError} The server refuses, or cannot be reached; an aborted request throws an AbortError.
  */
 export async function ask(path, { silent = false, ...options } = {}) {
   for (;;) {
@@ -37,7 +37,7 @@ export async function ask(path, { silent = false, ...options } = {}) {
     if (answer.ok) return answer;
     const refused = await errorOf(answer);
     if (answer.status !== 401 || silent) throw refused;
-    // The key may have changed since this request was sent: then the new one is tried before anyone is asked.
+    // If the key has changed since this request was sent, the new key is tried before the user is asked.
     if (knownKey() === key && (await askForKey(key ? t("This key is not known here. See that it was copied whole.") : "")) === null) throw refused;
     if (options.signal?.aborted) throw refused;
   }
@@ -71,7 +71,7 @@ async function errorOf(answer) {
   };
   const body = await answer.json().catch(() => null);
   const error = body?.error;
-  // A proxy in between answers in its own words, or in none.
+  // The answer of a proxy does not have the form of the server's errors.
   if (typeof error?.message !== "string") return new ApiError(t("The server answered {status}.", { status: answer.status }), more);
   return new ApiError(error.message, { ...more, code: String(error.code ?? "") });
 }
@@ -84,7 +84,7 @@ export function isAbort(error) {
   return error instanceof DOMException && error.name === "AbortError";
 }
 
-/** What the codes of the server's errors mean to people; the others' messages are shown themselves. */
+/** Explanations of the server's error codes for people; for other codes, `explain` shows the error's message. */
 /** @type {Record<string, string>} */
 const WORDS = {
   unauthorized: "This server answers only those who have a key.",
@@ -98,7 +98,7 @@ const WORDS = {
 };
 
 /**
- * An error in one paragraph: what happened, and what to do.
+ * Explain an error in one paragraph: what happened, and what to do.
  * @param {unknown} error
  * @returns {string}
  */
@@ -110,7 +110,7 @@ export function explain(error) {
   if (error.code === "cut") return `${error.message} ${t("What arrived is kept; speak again for all of it.")}`;
   const known = WORDS[error.code];
   if (known) return t(known);
-  // A message begins with the field's name in the API, which is no word of the page.
+  // The message begins with the field's name in the API, which is left out because the page shows other names.
   const said = error.message.replace(/^[\w ]{1,20}: (.)/, (_, first) => first.toUpperCase());
   const told = t("{said}", { said });
   return error.status >= 500 && error.requestId ? t("{told} (request {id})", { told, id: error.requestId }) : told;

@@ -1,4 +1,4 @@
-/** Plays a book while it is made: fetches a stretch of its WAV file at a time, and forgets what was heard. */
+/** Plays a book while it is made: fetches its WAV file in stretches, and frees the samples that were heard. */
 
 import { ApiError, ask, isAbort } from "./api.js";
 import { Take } from "./pcm.js";
@@ -10,10 +10,10 @@ const STRETCH = 1 << 20;
 /** The next stretch is fetched when less than this many seconds are left. */
 const AHEAD_S = 30;
 
-/** Milliseconds until it is looked for more audio. */
+/** Milliseconds until the next check whether to fetch more audio. */
 const LOOK_MS = 1_000;
 
-/** Bytes in which the header of the file ends. */
+/** Bytes at the file's start that hold its whole header. */
 const HEAD = 1_024;
 
 export class BookPlayer {
@@ -26,7 +26,7 @@ export class BookPlayer {
     this.address = address;
     this.changed = changed;
     this.failed = failed;
-    /** All of the audio is made. */
+    /** Whether all of the book's audio is made. */
     this.complete = false;
     /** @type {Player | null} */
     this.player = null;
@@ -46,7 +46,7 @@ export class BookPlayer {
   /** @param {number} seconds Where in the book to begin. */
   async play(seconds) {
     this.stop();
-    // Made within the click, as browsers want; the rate is known when the file's head has come.
+    // `stop` aborts this controller. The player is made later: the file's head tells the sample rate.
     const fetching = this.fetching = new AbortController();
     try {
       const head = await this.bytes(0, HEAD, fetching.signal);
@@ -76,7 +76,7 @@ export class BookPlayer {
       const bytes = await this.bytes(at, STRETCH, signal);
       at += bytes.length;
       if (bytes.length) take.add(bytes);
-      // Neither the whole book nor what was heard needs to be in memory.
+      // Free the samples that were heard, because a book takes too much memory.
       take.starts.forEach((start, place) => {
         if (start + take.pieces[place].length < player.at) take.pieces[place] = new Int16Array(0);
       });
@@ -90,7 +90,7 @@ export class BookPlayer {
    * @param {number} at
    * @param {number} count
    * @param {AbortSignal} signal
-   * @returns {Promise<Uint8Array<ArrayBuffer>>} Empty: nothing more is made yet.
+   * @returns {Promise<Uint8Array<ArrayBuffer>>} Empty if no more audio is made yet.
    */
   async bytes(at, count, signal) {
     try {

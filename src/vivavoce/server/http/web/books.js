@@ -1,4 +1,4 @@
-/** The page of books: drop one, choose chapters and voices, watch it being made, listen meanwhile, download. */
+/** The page of books: open a file, choose chapters and voices, follow the job, listen to it, download the result. */
 
 import { ask, explain } from "./api.js";
 import { BookPlayer } from "./book-player.js";
@@ -11,7 +11,7 @@ header();
 
 const JOBS = "v1/audio/jobs";
 
-/** Milliseconds between two looks at jobs that are worked on. */
+/** Milliseconds between two requests for the state of unfinished jobs. */
 const LOOK_MS = 2_000;
 
 /**
@@ -149,7 +149,7 @@ function words(job) {
 /** @param {Job} job */
 async function download(job) {
   const address = `${JOBS}/${encodeURIComponent(job.id)}/audio`, name = `${job.title}.${job.response_format}`;
-  // A link cannot send a key; without one the browser saves the file as it comes.
+  // A link cannot send a key. Without a key, the link lets the browser save the file while it arrives.
   if (!knownKey()) return element("a", { href: address, download: name }).click();
   try {
     save(await (await ask(address)).blob(), name);

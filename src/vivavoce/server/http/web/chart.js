@@ -6,7 +6,7 @@ import { t } from "./i18n.js";
 const WIDTH = 300;
 const HEIGHT = 72;
 
-/** A line: what it is called, and its values from old to new; NaN leaves a gap. */
+/** A line: its name, and its values from old to new; NaN leaves a gap. */
 /** @typedef {{name: string, values: number[]}} Line */
 
 /** A tile: a title, a figure, a line of detail and a chart of one or two lines. */
@@ -14,7 +14,7 @@ export class Tile {
   /**
    * @param {string} title
    * @param {string} id
-   * @param {(value: number) => string} written A value of the chart in words.
+   * @param {(value: number) => string} written Writes a value of the chart as text.
    */
   constructor(title, id, written) {
     this.written = written;
@@ -33,10 +33,10 @@ export class Tile {
       element("div", { className: "axis" }, this.began, element("span", {}, t("now"))));
     /** @type {Line[]} */
     this.lines = [];
-    /** @type {number[]} Seconds ago of the values. */
+    /** @type {number[]} The age of each value, in seconds. */
     this.ages = [];
     this.spanS = 1;
-    /** @type {number | null} Share of the width. */
+    /** @type {number | null} The pointer's place as a share of the width; null: it is outside. */
     this.at = null;
     area.addEventListener("pointermove", (event) => this.point(event.offsetX / area.clientWidth));
     area.addEventListener("pointerdown", (event) => this.point(event.offsetX / area.clientWidth));
@@ -47,9 +47,9 @@ export class Tile {
    * @param {string} figure
    * @param {string} detail
    * @param {Line[]} lines
-   * @param {number[]} ages Seconds ago of the lines' values; a shorter line lacks the first ones.
-   * @param {number} spanS Seconds that the width stands for.
-   * @param {number} [ceiling] The chart's top; without one, or above it, the greatest value.
+   * @param {number[]} ages The age of each value, in seconds; a shorter line lacks the oldest values.
+   * @param {number} spanS Seconds that the chart's width shows.
+   * @param {number} [ceiling] Value at the chart's top; a greater value of a line raises the top.
    */
   show(figure, detail, lines, ages, spanS, ceiling = 0) {
     this.figure.textContent = figure;
@@ -64,7 +64,7 @@ export class Tile {
     this.point(this.at);
   }
 
-  /** @param {number | null} share Of the width where the pointer is. */
+  /** @param {number | null} share The pointer's place as a share of the width; null: it is outside. */
   point(share) {
     this.at = share;
     const wanted = share === null ? NaN : (1 - share) * this.spanS;
@@ -87,7 +87,7 @@ export class Tile {
   /**
    * @param {number[]} values
    * @param {number} most
-   * @returns {string[]} The points of each unbroken stretch.
+   * @returns {string[]} The points of each part of the line that has no gap.
    */
   strokes(values, most) {
     /** @type {string[][]} */

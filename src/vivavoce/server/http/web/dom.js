@@ -3,7 +3,7 @@
 import { t } from "./i18n.js";
 
 /**
- * The element of an id, of the type that is expected there.
+ * Return the element with this id. Throws if the page lacks it, or if it has another type.
  * @template {Element} T
  * @param {string} id
  * @param {new () => T} type
@@ -16,7 +16,7 @@ export function byId(id, type) {
 }
 
 /**
- * A new element. Properties are set where the element has them, else attributes; text is never read as HTML.
+ * Make an element. Names that it has as properties are set as such, others as attributes; text is not read as HTML.
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
  * @param {Record<string, any>} [properties]
@@ -83,17 +83,17 @@ export function confirmed(question, doing) {
 export function save(data, name) {
   const address = URL.createObjectURL(data);
   element("a", { href: address, download: name }).click();
-  // The browser has opened the address by then; held on, it would keep the data in memory.
+  // By then the browser has opened the address; without this, the data would stay in memory.
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
 /**
- * Put a text where other programs paste it from.
+ * Copy a text to the clipboard.
  * @param {string} text
  */
 export async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  // Browsers have a clipboard on safe origins only; this older way works on all.
+  // `navigator.clipboard` exists on secure origins only; this older way works on all origins.
   const area = element("textarea", { value: text });
   document.body.append(area);
   area.select();
@@ -102,9 +102,8 @@ export async function copy(text) {
 }
 
 /**
- * Seconds as people read them.
  * @param {number} seconds
- * @returns {string}
+ * @returns {string} Such as "350 ms", "2.50 s" or "1 min 5 s".
  */
 export function duration(seconds) {
   if (seconds < 1) return t("{n} ms", { n: Math.round(seconds * 1000) });
@@ -114,9 +113,8 @@ export function duration(seconds) {
 }
 
 /**
- * Seconds as players show them, 1:05.
  * @param {number} seconds
- * @returns {string}
+ * @returns {string} Minutes and seconds, such as "1:05".
  */
 export function clock(seconds) {
   const whole = Math.floor(seconds + 0.001);

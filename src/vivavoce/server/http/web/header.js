@@ -1,10 +1,10 @@
-/** What all pages have above: their language, the key, the way to the API's documentation. */
+/** The header of all pages: the language, the API key and the link to the API's documentation. */
 
 import { byId } from "./dom.js";
 import { chinese, switchLanguage, translatePage } from "./i18n.js";
 import { watchKeyButton } from "./key.js";
 
-/** Bring it to life, and the page into the reader's language. */
+/** Translate the page into the reader's language, and connect the header's buttons. */
 export async function header() {
   translatePage();
   watchKeyButton();
@@ -12,7 +12,7 @@ export async function header() {
   other.textContent = chinese ? "English" : "中文";
   other.lang = chinese ? "en" : "zh-CN";
   other.addEventListener("click", switchLanguage);
-  // An operator may have left it out.
+  // The setting server.docs may switch the documentation off.
   const answer = await fetch("docs", { method: "HEAD" }).catch(() => null);
   byId("docs", HTMLAnchorElement).hidden = !answer?.ok;
 }

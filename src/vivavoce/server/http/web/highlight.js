@@ -1,4 +1,4 @@
-/** Marks the part of a text area that is spoken, by a copy of the text behind it. */
+/** Marks the spoken part of a text area in a copy of its text, which lies behind it. */
 
 import { element } from "./dom.js";
 
@@ -14,13 +14,13 @@ export class Highlight {
     /** @type {import("./speech.js").SegmentEvent | undefined} */
     this.shown = undefined;
     area.addEventListener("scroll", () => (mirror.scrollTop = area.scrollTop));
-    // The places of a text that is edited are no longer those that were spoken.
+    // After an edit, the positions in the spoken text are no longer right.
     area.addEventListener("input", () => this.show("", undefined));
   }
 
   /**
-   * @param {string} text The spoken one.
-   * @param {{start: number, end: number} | undefined} segment Of the text, in code points: a word or a segment.
+   * @param {string} text The text that is spoken.
+   * @param {{start: number, end: number} | undefined} segment The word or segment to mark, in code points, or none.
    */
   show(text, segment) {
     if (segment === this.shown || (segment && text !== this.area.value)) return;
@@ -31,7 +31,7 @@ export class Highlight {
     }
     const [start, end] = [codeUnits(text, segment.start), codeUnits(text, segment.end)];
     const mark = element("mark", {}, text.slice(start, end).trimEnd());
-    // A text area shows an empty last line; a block of text does so only if something stands there.
+    // A text area shows an empty last line; the mirror shows it only if it has a character.
     this.mirror.replaceChildren(text.slice(0, start), mark, text.slice(end), "\u200b");
     this.follow(mark);
   }
@@ -47,10 +47,9 @@ export class Highlight {
 }
 
 /**
- * Where a character, counted in code points as the server counts, stands in a string of UTF-16.
  * @param {string} text
- * @param {number} codePoints
- * @returns {number}
+ * @param {number} codePoints A position in the text as the server counts it.
+ * @returns {number} This position in JavaScript's UTF-16 string.
  */
 function codeUnits(text, codePoints) {
   let units = 0;
@@ -60,9 +59,8 @@ function codeUnits(text, codePoints) {
 }
 
 /**
- * Characters of a text as the server counts them.
  * @param {string} text
- * @returns {number}
+ * @returns {number} Number of characters (code points), as the server counts them.
  */
 export function characters(text) {
   let count = 0;

@@ -1,10 +1,10 @@
-/** The list of what was spoken before. */
+/** The list of texts that were spoken before. */
 
 import { byId, confirmed, duration, element, write } from "./dom.js";
 import { entries, forget, forgetAll, remember } from "./history.js";
 import { locale, t } from "./i18n.js";
 
-/** The page's part with the ids history…. */
+/** The part of the page whose ids begin with "history". */
 export class HistoryList {
   /**
    * @param {(wish: import("./speech.js").Wish) => void} useAgain
@@ -15,7 +15,7 @@ export class HistoryList {
     this.play = play;
     this.list = byId("history", HTMLUListElement);
     this.title = byId("history-title", HTMLElement);
-    /** @type {Map<number, HTMLLIElement>} What is shown, by the entries' ids. */
+    /** @type {Map<number, HTMLLIElement>} The shown items, by the ids of their entries. */
     this.items = new Map();
     this.clearing = byId("history-clear", HTMLButtonElement);
     this.note = byId("history-note", HTMLElement);
@@ -32,7 +32,7 @@ export class HistoryList {
   }
 
   /**
-   * Change the history and show it; where the browser keeps nothing (private windows, full disks), say so.
+   * Change the history and show it; say so if the browser cannot store it (private window, full disk).
    * @param {() => Promise<void>} change
    */
   async attempt(change) {
@@ -45,7 +45,7 @@ export class HistoryList {
   }
 
   /**
-   * Delete something; the focus goes where it does not vanish with a button.
+   * Delete entries, and move the focus to the title, because the clicked button disappears.
    * @param {() => Promise<void>} change
    */
   async remove(change) {
@@ -54,7 +54,7 @@ export class HistoryList {
   }
 
   /**
-   * Show these entries. Those that are there already stay as they are: one may have the focus.
+   * Show these entries. Items that are shown already are not made again, because one may have the focus.
    * @param {import("./history.js").Entry[]} kept The youngest first.
    */
   show(kept) {

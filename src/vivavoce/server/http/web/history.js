@@ -1,14 +1,14 @@
-/** What was spoken before, in this browser alone (IndexedDB), bounded in number and size. */
+/** The history of spoken texts, stored in this browser only (IndexedDB), with limits of number and size. */
 
 /**
  * @typedef {object} Entry
- * @property {number} [id] Grows with time.
+ * @property {number} [id] Later entries have greater ids.
  * @property {number} when Milliseconds since 1970.
  * @property {import("./speech.js").Wish} wish
  * @property {Blob} audio A WAV file.
- * @property {number} seconds Of audio.
+ * @property {number} seconds Length of the audio.
  * @property {import("./speech.js").SegmentEvent[]} [segments]
- * @property {string} verdict How it ended, in words.
+ * @property {string} verdict How the speech ended, in words.
  */
 
 const MOST_ENTRIES = 20;
@@ -43,16 +43,13 @@ async function inStore(mode, work) {
   });
 }
 
-/**
- * All entries, the youngest first.
- * @returns {Promise<Entry[]>}
- */
+/** @returns {Promise<Entry[]>} All entries, the youngest first. */
 export async function entries() {
   return (await inStore("readonly", (store) => /** @type {IDBRequest<Entry[]>} */ (store.getAll()))).reverse();
 }
 
 /**
- * Keep an entry; the oldest ones make room for it.
+ * Store an entry; delete the oldest entries if there is no room for it.
  * @param {Entry} entry
  */
 export async function remember(entry) {
@@ -71,7 +68,7 @@ export async function forget(id) {
   await inStore("readwrite", (store) => store.delete(id));
 }
 
-/** Delete everything. */
+/** Delete all entries. */
 export async function forgetAll() {
   await inStore("readwrite", (store) => store.clear());
 }

@@ -1,18 +1,18 @@
-/** English and Chinese: English is what the pages hold, the dictionary is zh.js. */
+/** English and Chinese: the pages are written in English, and zh.js translates their texts. */
 
 import { ZH } from "./zh.js";
 
 const PLACE = "vivavoce.language";
 
-/** The reader's choice, or else the browser's language. */
+/** Whether the pages are in Chinese: by the reader's choice, or else by the browser's language. */
 export const chinese = (localStorage.getItem(PLACE) ?? navigator.language).startsWith("zh");
 
-/** For numbers and dates. */
+/** The locale for numbers and dates. */
 export const locale = chinese ? "zh-CN" : "en";
 
 /**
- * Words in the reader's language.
- * @param {string} english With {names} of values.
+ * Translate a text into the reader's language.
+ * @param {string} english May contain names of values in braces.
  * @param {Record<string, string | number>} [values]
  * @returns {string}
  */
@@ -21,7 +21,7 @@ export function t(english, values = {}) {
   return words.replace(/\{(\w+)\}/g, (_, name) => String(values[name] ?? ""));
 }
 
-/** Translate what the document holds. */
+/** Translate the texts and labels of the document. */
 export function translatePage() {
   document.documentElement.lang = locale;
   if (!chinese) return;

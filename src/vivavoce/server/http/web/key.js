@@ -1,9 +1,9 @@
-/** The API key: asked for when the server wants one, kept for this tab, or longer if that is wished. */
+/** The API key: a dialog asks for it if the server requires one; it is kept for this tab, or longer on request. */
 
 import { byId, element } from "./dom.js";
 import { t } from "./i18n.js";
 
-/** An event of the document: another key is used from now on. */
+/** The event that the document gets when the key has changed. */
 export const KEY_CHANGED = "vivavoce-key";
 
 const PLACE = "vivavoce.api-key";
@@ -11,17 +11,14 @@ const PLACE = "vivavoce.api-key";
 /** @type {Promise<string | null> | null} One dialog for all requests that were refused at once. */
 let asking = null;
 
-/**
- * The key that is kept, or "".
- * @returns {string}
- */
+/** @returns {string} The key that is kept, or "". */
 export function knownKey() {
   return sessionStorage.getItem(PLACE) ?? localStorage.getItem(PLACE) ?? "";
 }
 
 /**
- * @param {string} key "" forgets it.
- * @param {boolean} remember Beyond this tab.
+ * @param {string} key "" deletes the kept key.
+ * @param {boolean} remember Keep it beyond this tab.
  */
 function keep(key, remember) {
   localStorage.removeItem(PLACE);
@@ -32,8 +29,8 @@ function keep(key, remember) {
 }
 
 /**
- * Ask for a key; null: the dialog was left without one.
- * @param {string} refusal Why the key that is kept is not taken, "" if there was none.
+ * Ask for a key; returns null if the user closes the dialog without one.
+ * @param {string} refusal Why the server refused the kept key; "" without a kept key.
  * @returns {Promise<string | null>}
  */
 export function askForKey(refusal) {
@@ -41,7 +38,7 @@ export function askForKey(refusal) {
   return asking;
 }
 
-/** Let the header's button, which is there while a key is kept, open the dialog. */
+/** Let the header's key button open the dialog; the button is shown while a key is kept. */
 export function watchKeyButton() {
   byId("key", HTMLButtonElement).addEventListener("click", () => askForKey(""));
   showKeyButton();

@@ -5,14 +5,14 @@ const HOP = 256;
 /** Bands of a frame, from low to high. */
 export const BANDS = 64;
 
-/** Decibels below full scale that are drawn as nothing, and as the strongest colour. */
+/** Levels, in decibels of full scale, that get the weakest and the strongest colour. */
 const FLOOR_DB = -85;
 const TOP_DB = -25;
 
 /** One frame: each band's strength from 0 to 255, and the greatest amplitude of its hop from 0 to 1. */
 /** @typedef {{bands: Uint8Array, peak: number}} Frame */
 
-/** Cuts a stream into frames of 1,024 samples, every 256. */
+/** Cuts a stream of samples into frames of 1,024 samples, one frame every 256 samples. */
 export class Mel {
   /** @param {number} rate Samples per second. */
   constructor(rate) {
@@ -59,9 +59,9 @@ export class Mel {
 }
 
 /**
- * First bins of the bands, equally far apart on the mel scale from 60 Hz to half the rate.
+ * Find the first bin of each band; all bands have the same width on the mel scale, from 60 Hz to half the rate.
  * @param {number} rate
- * @returns {number[]} One more than there are bands.
+ * @returns {number[]} One number more than bands: the last one ends the last band.
  */
 function melEdges(rate) {
   const mel = (/** @type {number} */ hertz) => 2595 * Math.log10(1 + hertz / 700);
@@ -106,7 +106,7 @@ class Fourier {
     return power;
   }
 
-  /** @param {number} half Half the size of the transforms that are made of two. */
+  /** @param {number} half Size of the transforms so far; pairs of them are combined into transforms twice as large. */
   combine(half) {
     const { size, real, imaginary, cosine, sine } = this;
     const step = size / (2 * half);

@@ -1,12 +1,12 @@
-/** How much sound must be there before it is played, so that the rest comes in time. */
+/** Computes how much audio to gather before playback starts, so that the rest arrives in time. */
 
-/** Where the last rate of this tab is kept: the next speech need not find it out again. */
+/** Storage key of this tab's last rate, which is the first estimate for the next speech. */
 const PLACE = "vivavoce.pace";
 
-/** Seconds that the last rate counts for, beside what is measured now. */
+/** Weight of the last rate against the present measurement, in seconds of measuring. */
 const MEMORY_S = 2;
 
-/** A first piece that came later than so many times its own length is no sign of a fast server. */
+/** Before a rate is known, a server counts as fast if its first piece came within SOON_S or LATE times its length. */
 const LATE = 3;
 const SOON_S = 0.7;
 
@@ -14,13 +14,13 @@ const SOON_S = 0.7;
 const LETTER_S = 0.07;
 const CJK_S = 0.24;
 
-/** Letters that the guess above counts for, beside what was spoken. */
+/** Weight of these guesses against the text that was spoken, in letters. */
 const PRIOR_LETTERS = 60;
 
-/** The rest may be slower than what came. */
+/** A factor for the rest of the speech, which may arrive more slowly than its beginning. */
 const SAFETY = 1.1;
 
-/** Watches one speech arrive. */
+/** Measures how fast one speech arrives. */
 export class Pace {
   /**
    * @param {string} text
@@ -34,12 +34,12 @@ export class Pace {
     this.firstLengthS = 0;
     this.longestS = 0;
     this.arrivedS = 0;
-    /** What was spoken of the text before the newest segment: guessed and real seconds, and the place in the text. */
+    /** The text before the newest segment: its guessed and its real seconds, and where in the text it ends. */
     this.known = { guessS: 0, audioS: 0, place: 0 };
     this.remembered = Number(sessionStorage.getItem(PLACE) ?? NaN);
   }
 
-  /** @param {number} seconds Of a piece that has arrived. */
+  /** @param {number} seconds Length of a piece that has arrived. */
   piece(seconds) {
     this.lastS = (performance.now() - this.began) / 1000;
     if (Number.isNaN(this.firstS)) [this.firstS, this.firstLengthS] = [this.lastS, seconds];
@@ -47,7 +47,7 @@ export class Pace {
     this.arrivedS += seconds;
   }
 
-  /** @param {{start: number, at: number}} segment One that begins. */
+  /** @param {{start: number, at: number}} segment A segment that begins. */
   segment({ start, at }) {
     this.known = { guessS: sum(this.letters.slice(0, start)), audioS: at, place: start };
   }
@@ -61,7 +61,7 @@ export class Pace {
     return isSoon ? Infinity : NaN;
   }
 
-  /** Seconds that the whole speech will have, a guess that gets better. */
+  /** Estimated length of the whole speech in seconds; each segment improves the estimate. */
   get expectedS() {
     const { guessS, audioS, place } = this.known;
     const prior = PRIOR_LETTERS * LETTER_S;
@@ -69,14 +69,14 @@ export class Pace {
     return Math.max(this.arrivedS, audioS + (rest * (audioS + prior)) / (guessS + prior));
   }
 
-  /** Seconds of sound to gather before it plays; NaN: wait for the next piece to know. */
+  /** Seconds of audio to gather before playback starts; NaN: unknown until the next piece. */
   get neededS() {
     const { rate } = this;
     if (!(rate < 1)) return rate >= 1 ? 0 : NaN;
     return (this.expectedS - this.arrivedS) * (1 / rate - 1) * SAFETY + this.longestS;
   }
 
-  /** The speech has ended. */
+  /** Keep the rate when the speech has ended. */
   remember() {
     if (this.arrivedS - this.firstLengthS > 1) sessionStorage.setItem(PLACE, String(Math.min(this.rate, 50)));
   }

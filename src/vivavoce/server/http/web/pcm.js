@@ -10,7 +10,7 @@ export class Take {
     this.length = 0;
     /** @type {Int16Array<ArrayBuffer>[]} */
     this.pieces = [];
-    /** @type {number[]} Where the pieces begin. */
+    /** @type {number[]} The position of each piece's first sample. */
     this.starts = [];
     /** @type {number | null} The first byte of a sample that a piece of the stream cut in two. */
     this.half = null;
@@ -22,7 +22,7 @@ export class Take {
   }
 
   /**
-   * Take bytes in, and give the whole samples that they hold.
+   * Add bytes, and return the whole samples that they complete.
    * @param {Uint8Array} bytes
    * @returns {Int16Array<ArrayBuffer>}
    */
@@ -31,7 +31,7 @@ export class Take {
     if (this.half !== null) whole[0] = this.half;
     whole.set(bytes, whole.length - bytes.length);
     this.half = whole.length % 2 ? whole[whole.length - 1] : null;
-    // Every machine that runs a browser stores integers with the little end first, as the server sends them.
+    // All machines with browsers are little-endian, as are the server's samples.
     const samples = new Int16Array(whole.buffer, 0, whole.length >> 1);
     if (samples.length) {
       this.pieces.push(samples);
@@ -42,9 +42,8 @@ export class Take {
   }
 
   /**
-   * What lies in one piece from this sample on.
-   * @param {number} at Below the length.
-   * @returns {Int16Array<ArrayBuffer>}
+   * @param {number} at Position of a sample, less than the length.
+   * @returns {Int16Array<ArrayBuffer>} The samples from there to the end of the piece.
    */
   from(at) {
     const place = this.starts.findLastIndex((start) => start <= at);
@@ -52,26 +51,22 @@ export class Take {
   }
 
   /**
-   * Samples as the server sends them.
    * @param {number} start
    * @param {number} end
-   * @returns {Blob}
+   * @returns {Blob} These samples, as the server sends them.
    */
   cut(start, end) {
     return new Blob(this.pieces).slice(2 * start, 2 * end);
   }
 
-  /**
-   * All of it as a WAV file.
-   * @returns {Blob}
-   */
+  /** @returns {Blob} All samples as a WAV file. */
   wav() {
     return wav(this.pieces, this.rate);
   }
 }
 
 /**
- * A take from the WAV file that `wav` made of it.
+ * Read a take from a WAV file that `wav` has made.
  * @param {Blob} file
  * @returns {Promise<Take>}
  */
@@ -99,7 +94,7 @@ export function toInt16(samples) {
 }
 
 /**
- * A WAV file of one channel of 16 bits.
+ * Make a WAV file with one channel of 16-bit samples.
  * @param {Int16Array<ArrayBuffer>[]} pieces
  * @param {number} rate
  * @returns {Blob}

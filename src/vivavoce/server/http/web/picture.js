@@ -1,8 +1,8 @@
-/** The picture of an utterance on a canvas: loudness above, spectrogram below, and where the playback is. */
+/** The picture of an utterance on a canvas: loudness above, spectrogram below, a line at the playback position. */
 
 import { BANDS, Mel } from "./mel.js";
 
-/** Columns of the picture. When all are used, neighbours are joined, so that any length fits. */
+/** Columns of the picture. When all columns are used, neighbours are joined, so that audio of any length fits. */
 const COLUMNS = 640;
 /** Share of the height that the loudness takes. */
 const LOUDNESS = 0.3;
@@ -23,9 +23,9 @@ export class Picture {
     this.framesPerColumn = 1;
     this.framesInLast = 0;
     this.stretched = false;
-    /** Share of what has arrived. */
+    /** The playback position, as a share of the audio that has arrived. */
     this.heard = 0;
-    /** The small image lacks columns. */
+    /** Whether `paint` must draw the small image again. */
     this.stale = true;
     new ResizeObserver(() => this.resize()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
@@ -33,7 +33,7 @@ export class Picture {
   }
 
   /**
-   * Begin anew.
+   * Begin an empty picture.
    * @param {number} rate Samples per second.
    */
   reset(rate) {
@@ -55,16 +55,13 @@ export class Picture {
     this.ask();
   }
 
-  /** All has arrived: it may fill the whole width. */
+  /** All audio has arrived, so the picture fills the whole width. */
   end() {
     this.stretched = true;
     this.ask();
   }
 
-  /**
-   * Where the playback is.
-   * @param {number} share Of what has arrived, from 0 to 1.
-   */
+  /** @param {number} share The playback position as a share of the audio that has arrived, from 0 to 1. */
   playhead(share) {
     if (share === this.heard) return;
     this.heard = share;
@@ -73,7 +70,7 @@ export class Picture {
 
   /**
    * @param {number} x Pixels of the page from the left edge.
-   * @returns {number} The share of what has arrived that lies there.
+   * @returns {number} The position in the audio there, as a share of the audio that has arrived.
    */
   shareAt(x) {
     const filled = this.stretched ? 1 : this.columns / COLUMNS;
@@ -132,7 +129,7 @@ export class Picture {
     this.ask();
   }
 
-  /** Draw before the next frame of the screen, once, however many reasons there are. */
+  /** Draw before the screen's next frame, once for any number of calls. */
   ask() {
     if (this.asked) return;
     this.asked = requestAnimationFrame(() => {
@@ -176,7 +173,7 @@ export class Picture {
     pen.globalAlpha = 1;
   }
 
-  /** The bands as a small image, a pixel each, the lowest at the foot. */
+  /** Draw the bands into the small image, one pixel each, the lowest band at the bottom. */
   paint() {
     const image = new ImageData(COLUMNS, BANDS);
     const pixels = new Uint32Array(image.data.buffer);

@@ -1,4 +1,4 @@
-/** Plays a take while it arrives: buffers scheduled one after the other on the audio clock, without a gap. */
+/** Plays a take while it arrives: schedules buffers one after the other on the audio clock, without a gap. */
 
 import { toFloat } from "./pcm.js";
 
@@ -7,11 +7,11 @@ import { toFloat } from "./pcm.js";
 /** Seconds between scheduling and sounding: enough for the audio thread to see the first buffer in time. */
 const LEAD_S = 0.05;
 
-/** After a gap at least this much is gathered before it goes on, and twice as much after each further one. */
+/** Seconds to gather after the first gap before playback continues; each further gap doubles them, up to the most. */
 const REFILL_S = 0.3;
 const MOST_REFILL_S = 2.4;
 
-/** Buffers are scheduled this far ahead. */
+/** Seconds of audio that are scheduled ahead. */
 const HORIZON_S = 20;
 
 const VOLUME = "vivavoce.volume";
@@ -21,40 +21,40 @@ export function volume() {
   return Number(localStorage.getItem(VOLUME) ?? 1);
 }
 
-/** One utterance. Make it inside of a click or key press: browsers let no page sound before one. */
+/** Plays one utterance. Make it in the handler of a click or key press, without which browsers allow no sound. */
 export class Player {
   /**
-   * @param {import("./pcm.js").Take} take It may still grow; `arrived` and `end` say so.
-   * @param {() => number} needed Seconds that must be gathered before it plays; NaN: nobody knows yet.
+   * @param {import("./pcm.js").Take} take May grow: call `arrived` after each growth, and `end` after the last one.
+   * @param {() => number} needed Returns the seconds to gather before playback starts; NaN: not known yet.
    * @param {() => void} changed Called whenever `state` or `gaps` may have changed.
    */
   constructor(take, needed, changed) {
     this.take = take;
     this.needed = needed;
     this.changed = changed;
-    /** Times that the listener had to wait in the middle. */
+    /** Number of times that playback had to wait for audio after its start. */
     this.gaps = 0;
     this.context = makeContext(take.rate);
     this.gain = new GainNode(this.context, { gain: volume() });
     this.gain.connect(this.context.destination);
     /** The first sample that is not scheduled. */
     this.at = 0;
-    /** @type {Set<AudioBufferSourceNode>} Scheduled, not played to the end. */
+    /** @type {Set<AudioBufferSourceNode>} Sources that are scheduled and not played to the end. */
     this.sources = new Set();
-    /** @type {{clock: number, place: number}[]} Where unbroken stretches begin: on the clock, and in the audio. */
+    /** @type {{clock: number, place: number}[]} Begins of playback without a gap, in s of the clock and of the audio. */
     this.stretches = [];
-    /** Seconds in the audio from where it plays. */
+    /** The position in the audio, in seconds, from which playback begins or continues. */
     this.from = 0;
     this.freeFrom = 0;
     this.refillS = 0;
     this.complete = false;
     this.held = false;
-    /** The listener does not want to wait. */
+    /** Whether to play without waiting for enough audio, as the listener wants. */
     this.hurried = false;
     /** @type {"finished" | "stopped" | null} */
     this.over = null;
     this.context.addEventListener("statechange", () => {
-      // A phone call or the system's own pause takes the sound away; the listener gives it back.
+      // A phone call or the system has interrupted the sound; it continues when the listener presses play.
       if (/** @type {string} */ (this.context.state) === "interrupted") this.held = true;
       this.changed();
     });
@@ -76,12 +76,12 @@ export class Player {
     return stretch ? Math.min(stretch.place + now - stretch.clock, scheduledS) : this.from;
   }
 
-  /** Seconds that are still to be gathered before it plays; NaN: nobody knows. */
+  /** Seconds of audio that are still missing before playback starts; NaN: not known yet. */
   get lackS() {
     return Math.max(this.needed(), this.refillS) - (this.take.length - this.at) / this.take.rate;
   }
 
-  /** There is more in the take. */
+  /** The take has grown. */
   arrived() {
     if (this.over) return;
     this.schedule();
@@ -102,7 +102,7 @@ export class Player {
     this.changed();
   }
 
-  /** Go on, or begin anew where it was over. */
+  /** Continue, or play from the beginning if playback was over. */
   play() {
     if (this.over) {
       this.seek(0);
@@ -113,13 +113,13 @@ export class Player {
     this.changed();
   }
 
-  /** Play what there is, though it will not last. */
+  /** Play the audio that is there, although a gap will follow. */
   hurry() {
     this.hurried = true;
     this.arrived();
   }
 
-  /** @param {number} seconds Where to go on, in what has arrived. */
+  /** @param {number} seconds Position from which to play, in the audio that has arrived. */
   seek(seconds) {
     this.drop();
     this.from = Math.max(0, Math.min(seconds, this.take.seconds));
@@ -169,7 +169,7 @@ export class Player {
 
   /** @param {AudioBufferSourceNode} source */
   played(source) {
-    if (!this.sources.delete(source)) return; // it was dropped
+    if (!this.sources.delete(source)) return; // `drop` has stopped it
     this.schedule();
     if (this.sources.size === 0 && !this.complete) {
       this.gaps += 1;
@@ -185,7 +185,7 @@ export class Player {
     if (this.complete && this.at >= this.take.length && this.sources.size === 0) this.close("finished");
   }
 
-  /** Forget what is scheduled. */
+  /** Stop and remove all scheduled sources. */
   drop() {
     const sources = [...this.sources];
     this.sources.clear();
@@ -204,7 +204,7 @@ export class Player {
     this.changed();
   }
 
-  /** Free the browser's sound: it allows a page only some contexts at a time. */
+  /** Stop, and close the audio context: browsers allow a page only a few contexts at a time. */
   free() {
     this.stop();
     this.context.close();
@@ -212,7 +212,7 @@ export class Player {
 }
 
 /**
- * A context of the audio's own rate resamples once, behind all buffers; per buffer, the joins would click.
+ * Make a context with the audio's rate. Otherwise each buffer would be resampled alone, and the joins would click.
  * @param {number} rate
  * @returns {AudioContext}
  */

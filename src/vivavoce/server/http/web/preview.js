@@ -1,11 +1,11 @@
-/** Lets voices be heard, one at a time. */
+/** Plays a sentence in a voice, for one voice at a time. */
 
 import { t } from "./i18n.js";
 import { NOTHING } from "./speech.js";
 import { Utterance } from "./utterance.js";
 import { markCard, sounds } from "./voice-picker.js";
 
-/** The cards of one page. */
+/** Plays the voices of the cards of one page. */
 export class Preview {
   /**
    * @param {() => import("./utterance.js").Model} model
@@ -23,7 +23,7 @@ export class Preview {
   }
 
   /**
-   * Speak a sentence in a voice, or stop it.
+   * Speak a sentence in a voice, or stop the sentence of this card.
    * @param {string} voice
    * @param {HTMLElement} card
    * @param {string} text

@@ -1,10 +1,10 @@
-/** Prometheus' text format, as far as a status page needs it. */
+/** A reader of Prometheus' text format, for the status page. */
 
 /** @typedef {{labels: Record<string, string>, value: number}} Series */
-/** Buckets that hold everything up to their bounds, the last one all; by growing bounds. */
+/** Cumulative buckets, by growing bounds: each counts all values up to its bound, the last one all values. */
 /** @typedef {{bounds: number[], counts: number[]}} Histogram */
 
-/** One scrape. What the server does not tell is NaN, null or empty, never an error. */
+/** The metrics of one scrape. A metric that the server does not send is NaN, null or empty, never an error. */
 export class Metrics {
   /** @param {string} text */
   constructor(text) {
@@ -28,7 +28,7 @@ export class Metrics {
   }
 
   /**
-   * A figure, summed over its labels.
+   * Return a metric, summed over its labels.
    * @param {string} name
    * @returns {number} NaN if there is none.
    */
@@ -38,7 +38,7 @@ export class Metrics {
   }
 
   /**
-   * A figure for each value of one label.
+   * Return a metric for each value of one label, summed over the other labels.
    * @param {string} name
    * @param {string} label
    * @returns {Map<string, number>}
@@ -52,7 +52,7 @@ export class Metrics {
   }
 
   /**
-   * One label's value of an info metric.
+   * Return the value of one label of an info metric.
    * @param {string} name
    * @param {string} label
    * @returns {string}
@@ -74,7 +74,7 @@ export class Metrics {
 }
 
 /**
- * What was counted between two scrapes.
+ * Return what was counted between two scrapes.
  * @param {Histogram | null} now
  * @param {Histogram | null} before
  * @returns {Histogram | null}
@@ -85,7 +85,7 @@ export function since(now, before) {
 }
 
 /**
- * The value below which a share of all lie, evenly spread inside of a bucket as Prometheus has it.
+ * Return the value below which a share of all values lies; within a bucket they count as evenly spread, as in PromQL.
  * @param {Histogram | null} histogram
  * @param {number} share
  * @returns {number} NaN if nothing was counted.

@@ -4,19 +4,19 @@ import { byId, element, write } from "./dom.js";
 import { t } from "./i18n.js";
 import { toInt16, wav } from "./pcm.js";
 
-/** The server takes no longer ones. */
+/** Seconds of the longest recording that the server accepts. */
 const LONGEST_S = 30;
 
-/** The recorder gives what it has this often, so that the bar moves. */
+/** Milliseconds between two pieces from the recorder; each piece moves the bar. */
 const STEP_MS = 250;
 
-/** A voice whose loudest moment lies below is too far from the microphone. */
+/** A recording whose peak is below this share of full scale was made too far from the microphone. */
 const QUIET = 0.05;
 
 const SENTENCE = "The rain had stopped, and the whole street smelled of fresh bread. I walked slowly, because I wanted " +
   "the morning to last.";
 
-/** What it fills is the form's fieldset #reference; one to a page. */
+/** Fills the fieldset #reference of the page's form; a page has one of them at most. */
 export class Reference {
   constructor() {
     this.button = element("button", { type: "button" }, t("Record"));
@@ -64,10 +64,7 @@ export class Reference {
     return this.words.value.trim();
   }
 
-  /**
-   * What is missing, and where; null if nothing is.
-   * @returns {{message: string, where: HTMLElement} | null}
-   */
+  /** @returns {{message: string, where: HTMLElement} | null} What is missing, and the element to focus, or null. */
   complaint() {
     const where = this.button.disabled ? this.file : this.button;
     if (!this.recording) return { message: t("Record the voice or choose a file first."), where };
@@ -75,7 +72,7 @@ export class Reference {
     return { message: t("Tick that it is your own voice, or that its owner has agreed."), where: this.consent };
   }
 
-  /** Empty all of it. */
+  /** Remove the recording, its transcript and the consent. */
   clear() {
     this.file.value = "";
     this.words.value = "";
@@ -169,12 +166,12 @@ export class Reference {
 }
 
 /**
- * Each browser records in a format of its own; every server reads WAV.
+ * Convert a recording to WAV: browsers record in different formats, and every server reads WAV.
  * @param {Blob} recorded
  * @returns {Promise<{file: Blob, seconds: number}>}
  */
 async function asWav(recorded) {
-  // An offline context decodes without taking one of the page's few sounding ones.
+  // An offline context decodes without using one of the few audio contexts that a page may have.
   const context = new OfflineAudioContext(1, 1, 48_000);
   const audio = await context.decodeAudioData(await recorded.arrayBuffer());
   // A recorder's last packet may end a little after the limit.

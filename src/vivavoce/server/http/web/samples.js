@@ -4,7 +4,7 @@ import { chinese } from "./i18n.js";
 
 const CHINESE = "你好，欢迎！这段话不是录音，而是电脑一边生成、一边读给你听的。";
 
-/** Names in the reader's language, and texts. */
+/** Names of samples, which `t` translates, and their texts. */
 /** @type {[string, string][]} */
 const ENGLISH = [
   ["A welcome", "Welcome! Nobody has recorded this. A computer reads it aloud, and begins before it has finished."],
@@ -15,7 +15,7 @@ const ENGLISH = [
 ];
 
 /**
- * @param {boolean} isDemo The demo reads English alone.
+ * @param {boolean} isDemo Whether the model is the demo, which reads only English.
  * @returns {[string, string][]}
  */
 export function samples(isDemo) {

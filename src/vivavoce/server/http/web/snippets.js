@@ -1,4 +1,4 @@
-/** A wish as a program of a few lines; keys are named, never written. */
+/** Writes a wish as a short program, which reads an API key from an environment variable. */
 
 import { knownKey } from "./key.js";
 import { fieldsOf } from "./speech.js";
@@ -6,7 +6,7 @@ import { fieldsOf } from "./speech.js";
 /**
  * @param {import("./speech.js").Wish} wish
  * @param {string} model
- * @returns {string} A shell's command.
+ * @returns {string} A shell command.
  */
 export function asCurl(wish, model) {
   const fields = fieldsOf(wish, { model, response_format: "mp3" });
@@ -21,7 +21,7 @@ export function asCurl(wish, model) {
 /**
  * @param {import("./speech.js").Wish} wish
  * @param {string} model
- * @returns {string} With OpenAI's package.
+ * @returns {string} A program with OpenAI's Python package.
  */
 export function asPython(wish, model) {
   const { input, voice = "", speed, instructions, ...own } = fieldsOf(wish, { model, response_format: "mp3" });

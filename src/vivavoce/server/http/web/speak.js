@@ -19,7 +19,7 @@ import { WishForm } from "./wish-form.js";
 
 header();
 
-/** Seconds that an arrow key, and a page key, move the position. */
+/** Seconds by which an arrow key and a page key move the playback position. */
 const STEP_S = 2;
 const LEAP_S = 15;
 
@@ -35,9 +35,9 @@ const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** @type {import("./utterance.js").Model & {demo: boolean}} */
 let model = { name: "vivavoce", rate: 24_000, demo: true };
-/** @type {Utterance | null} The newest one, which the page shows. */
+/** @type {Utterance | null} The newest utterance, which the page shows. */
 let utterance = null;
-/** A look at the playback is due. */
+/** Whether the next call of `follow` is scheduled. */
 let isFollowing = false;
 
 const preview = new Preview(() => model, (words, wrong) => {
@@ -50,7 +50,7 @@ const highlight = new Highlight(form.text, byId("mirror", HTMLElement));
 const history = new HistoryList((wish) => form.fill(wish), reopen);
 
 /**
- * Make an utterance the one that the page shows; inside of a click or key press.
+ * Make a new utterance and show it. Call this in the handler of a click or key press, as `Player` requires.
  * @param {import("./speech.js").Wish} wish
  */
 function begin(wish) {
@@ -84,7 +84,7 @@ async function speak() {
 }
 
 /**
- * Play what was spoken before.
+ * Play an entry of the history.
  * @param {import("./history.js").Entry} entry
  */
 async function reopen(entry) {
@@ -140,7 +140,7 @@ function words({ state: how, ending, take, retryAt, player }) {
   return t(ending === "cut" ? "Cut off." : "Failed.");
 }
 
-/** What is waited for, and how long: seconds that change are for eyes only, no screen reader should count them. */
+/** What the page waits for, and how long: outside of the live region, so that no screen reader reads each second. */
 function countdown() {
   if (!utterance || utterance.silent) return "";
   const { retryAt, player, pace, take } = utterance;
@@ -151,7 +151,7 @@ function countdown() {
   return left > 1 && left < 3600 ? t("It plays in about {seconds} s.", { seconds: Math.ceil(left) }) : "";
 }
 
-/** Let picture, text and times follow the playback until it is over. */
+/** Update picture, highlight and times again and again until playback is over. */
 function follow() {
   isFollowing = false;
   if (!utterance) return;

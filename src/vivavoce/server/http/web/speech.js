@@ -1,4 +1,4 @@
-/** One request for speech: its body, and the events of its answer. */
+/** A request for speech: its body, and the events of its answer. */
 
 import { ApiError, ask, isAbort } from "./api.js";
 import { t } from "./i18n.js";
@@ -18,7 +18,7 @@ import { t } from "./i18n.js";
  */
 
 /**
- * How a stream ended, by the server's account.
+ * How a stream ended, as the server reports it.
  * @typedef {{finish_reason: string, request_id?: string, error?: {code: string, message: string} | null}} Verdict
  */
 
@@ -69,13 +69,13 @@ function request(wish, { name, rate }) {
 }
 
 /**
- * Speak, and give what the server sends as it comes; the last event is the verdict.
+ * Ask the server to speak, and yield its events as they arrive; the last event is the verdict.
  * @param {Wish} wish
  * @param {import("./utterance.js").Model} model
- * @param {string} id The request's, from then on.
- * @param {AbortSignal} signal Aborted, the server stops speaking.
+ * @param {string} id The id that the request gets.
+ * @param {AbortSignal} signal If it is aborted, the server stops speaking.
  * @returns {AsyncGenerator<SegmentEvent | WordsEvent | AudioEvent | VerdictEvent, void>}
- * @throws {ApiError} Refused, or (code "cut") broken off without a verdict.
+ * @throws {ApiError} The request was refused, or (code "cut") its answer broke off without a verdict.
  */
 export async function* speak(wish, model, id, signal) {
   const { headers, ...asked } = request(wish, model);
@@ -102,7 +102,7 @@ export async function* speak(wish, model, id, signal) {
 }
 
 /**
- * What arrived as a WAV; the server makes its header, which tells that a machine speaks.
+ * Make a WAV file of a take; the server makes the header, which says that the speech is synthetic.
  * @param {import("./pcm.js").Take} take
  * @returns {Promise<Blob>}
  */
@@ -111,13 +111,13 @@ export async function wavOf(take) {
   return new Blob([header, take.cut(0, take.length)], { type: "audio/wav" });
 }
 
-/** Seconds of samples that are sent at once to be made an MP3: the server takes 32 MB by default. */
+/** Seconds of audio that one request sends for an MP3: the server accepts 32 MB by default. */
 const MP3_PART_S = 600;
 
 /**
- * What arrived as an MP3, which browsers cannot make: the server makes it of the samples, and speaks nothing anew.
+ * Make an MP3 of a take. Browsers cannot encode MP3, so the server encodes the samples, without speaking again.
  * @param {import("./pcm.js").Take} take
- * @param {SegmentEvent[]} segments A long take is parted where one begins: there the small silence of a join belongs.
+ * @param {SegmentEvent[]} segments A long take is divided where a segment begins, as each join adds a short silence.
  * @returns {Promise<Blob>}
  */
 export async function mp3Of(take, segments) {
@@ -134,7 +134,7 @@ export async function mp3Of(take, segments) {
 }
 
 /**
- * The JSON messages of a stream of server-sent events.
+ * Yield the JSON messages of a stream of server-sent events.
  * @param {Response} answer
  * @returns {AsyncGenerator<any, void>}
  */
@@ -150,13 +150,13 @@ async function* messages(answer) {
       const lines = (rest + decoder.decode(value, { stream: true })).split(/\r?\n/);
       rest = lines.pop() ?? "";
       for (const line of lines) {
-        // Every event is one line of data; comments, names and blank lines carry nothing.
+        // Every event is one line of data; comments, event names and blank lines are skipped.
         const data = line.startsWith("data:") ? line.slice(5).trim() : "";
         if (data.startsWith("{")) yield JSON.parse(data);
       }
     }
   } finally {
-    // Who leaves before the end wants no more of it.
+    // If the caller stops before the end, the rest of the answer is not needed.
     reader.cancel().catch(() => {});
   }
 }

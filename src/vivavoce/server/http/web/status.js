@@ -1,4 +1,4 @@
-/** The page of a server's figures, read again and again while somebody looks at it. */
+/** The page of a server's metrics, which it reads every two seconds while it is visible. */
 
 import { ask, explain } from "./api.js";
 import { Tile } from "./chart.js";
@@ -12,10 +12,10 @@ header();
 const PERIOD_MS = 2000;
 /** Seconds that a chart shows. */
 const SPAN_S = 300;
-/** So many samples make 5 minutes. */
+/** Number of samples that are kept: 5 minutes of them. */
 const KEPT = 150;
 
-/** What is kept of one scrape; NaN: not told. */
+/** The values that are kept of one scrape; NaN: the server did not send the value. */
 /** @typedef {ReturnType<typeof sampleOf>} Sample */
 
 const board = byId("tiles", HTMLElement);
@@ -24,7 +24,7 @@ const board = byId("tiles", HTMLElement);
 let samples = [];
 /** @type {ReturnType<typeof setTimeout> | undefined} */
 let timer;
-/** A key is asked for once; who does not give one is not asked again every 2 seconds. */
+/** Whether a request was sent: only the first one asks the user for a key, not one every 2 seconds. */
 let asked = false;
 
 const tiles = {
@@ -54,7 +54,7 @@ function sampleOf(metrics) {
     streams: metrics.sum("vivavoce_streams_active"),
     waiting: metrics.sum("vivavoce_requests_waiting"),
     first: metrics.histogram("vivavoce_first_audio_seconds"),
-    // A speaker elsewhere tells nothing of its engine; what listeners got is known always.
+    // Behind a Triton server, the audio that the engine made is unknown; the audio that was sent is always known.
     madeS: Number.isNaN(made) ? heard : made,
     heardS: heard,
     wallS: metrics.sum("vivavoce_request_seconds_sum"),
@@ -74,7 +74,7 @@ async function read() {
     asked = true;
     const sample = sampleOf(new Metrics(await (await answer).text()));
     const last = samples.at(-1);
-    // Counters that fell began anew: the server was restarted, and differences would be nonsense.
+    // Counters that fell show that the server was restarted, so differences to older samples are wrong.
     if (last && (sample.requests < last.requests || sample.madeS < last.madeS)) samples = [];
     samples = [...samples.slice(-(KEPT - 1)), sample];
     tell(byId("trouble", HTMLElement), "");
@@ -99,7 +99,7 @@ function words({ up, draining, model, version }) {
 }
 
 /**
- * Each engine of several; one alone has no name.
+ * Describe each engine, if there are several; a single engine has no name and is left out.
  * @param {Sample} sample
  */
 function engines({ engines: { up, streams, capacity } }) {
@@ -145,7 +145,7 @@ function each(figure) {
 }
 
 /**
- * Growth per second between neighbouring samples.
+ * Return the growth per second between neighbouring samples.
  * @param {(sample: Sample) => number} figure
  */
 function rates(figure) {
@@ -156,7 +156,7 @@ function rates(figure) {
 }
 
 /**
- * A quantile of the time to first audio, of the 30 seconds before each sample.
+ * Return a quantile of the time to first audio for each sample, over the 30 seconds before it.
  * @param {number} share
  */
 function firsts(share) {

@@ -1,6 +1,6 @@
-/** Subtitles of a take, SubRip and WebVTT, by the times of its segments. */
+/** Subtitles of a take, in SubRip or WebVTT, with the times of its segments. */
 
-/** Columns of a subtitle's two lines; a Chinese or Japanese character has two. */
+/** Most columns of a subtitle, in two lines; a Chinese or Japanese character takes two columns. */
 const MOST_COLUMNS = 84;
 
 /** @typedef {{from: number, to: number, text: string}} Cue Seconds, and words. */
@@ -8,8 +8,8 @@ const MOST_COLUMNS = 84;
 /**
  * @param {string} text
  * @param {import("./speech.js").SegmentEvent[]} segments
- * @param {number} seconds Of the whole take.
- * @returns {Cue[]} A longer segment's time is shared out by its letters.
+ * @param {number} seconds Length of the whole take.
+ * @returns {Cue[]} A segment with several cues divides its time among them by their letters.
  */
 function cues(text, segments, seconds) {
   const letters = Array.from(text);

@@ -1,4 +1,4 @@
-/** One utterance: what is asked for, what arrives of it, how it is played, and how it ended. */
+/** One utterance: its request, the audio that arrives, its playback and its end. */
 
 import { ApiError, ask, explain, isAbort } from "./api.js";
 import { t } from "./i18n.js";
@@ -11,23 +11,23 @@ import { speak } from "./speech.js";
 /** @typedef {{name: string, rate: number}} Model */
 /** @typedef {"finished" | "length" | "cancelled" | "cut" | "error"} Ending */
 
-/** A busy server is asked again for this long. */
+/** Milliseconds for which a busy server is asked again. */
 const MOST_WAIT_MS = 180_000;
 
-/** What a server says of its load counts the speech that was just given up: it is asked sooner at first. */
+/** Seconds of the first waits after a speech was given up: the server's own advice still counts that speech. */
 const SOON_S = [0.3, 0.7, 1.5];
 
-/** How often, and for how long, it is asked whether it has freed a speech that was given up. */
+/** Milliseconds between two questions whether the server has ended a speech that was given up, and their limit. */
 const FREED_EVERY_MS = 100;
 const MOST_FREEING_MS = 5000;
 
-/** @type {Utterance | null} The one that asks the server or sounds: a page has one at a time. */
+/** @type {Utterance | null} The utterance that asks the server or plays; a page has one at a time. */
 let current = null;
 
-/** @type {Promise<boolean>} Until the server has freed what was given up; whether there was anything. */
+/** @type {Promise<boolean>} Resolves when the server has ended all given-up speech; true if there was any. */
 let freed = Promise.resolve(false);
 
-/** Make it inside of a click or key press, as its player; it takes the place of the one before. */
+/** Make it in the handler of a click or key press, as `Player` requires; it stops the utterance before it. */
 export class Utterance {
   /**
    * @param {import("./speech.js").Wish} wish
@@ -46,18 +46,18 @@ export class Utterance {
     /** @type {import("./speech.js").WordsEvent["words"]} In the order of the text; none if the model does not tell. */
     this.words = [];
     this.abort = new AbortController();
-    /** The request's, as the server knows it. */
+    /** The id of the request. */
     this.id = "";
-    /** When a busy server is asked again, by the page's clock; NaN: it is not busy. */
+    /** Time of `performance.now` at which a busy server is asked again; NaN: it is not busy. */
     this.retryAt = NaN;
-    /** @type {Ending | null} How the server's answer ended; null while it goes on. */
+    /** @type {Ending | null} How the server's answer ended; null until it ends. */
     this.ending = null;
     /** What went wrong and what to do, "" if nothing did. */
     this.trouble = "";
     this.claim();
   }
 
-  /** Be the only one that sounds. */
+  /** Stop the other utterance, so that only this one plays. */
   claim() {
     if (current !== this) current?.stop();
     current = this;
@@ -71,7 +71,7 @@ export class Utterance {
     return played === "finished" ? "finished" : "idle";
   }
 
-  /** It neither sounds nor is to sound. */
+  /** Whether playback is over, finished or stopped. */
   get silent() {
     return this.player.over !== null;
   }
@@ -86,12 +86,12 @@ export class Utterance {
     return this.pace.lastS / this.take.seconds;
   }
 
-  /** Seconds that it has, or will have by the best guess. */
+  /** Length in seconds; an estimate until the server's answer ends. */
   get totalS() {
     return this.ending === null ? this.pace.expectedS : this.take.seconds;
   }
 
-  /** Share of what has arrived that was heard. */
+  /** Share of the arrived audio that was heard. */
   get heardShare() {
     return this.take.length ? Math.min(1, this.player.heardS / this.take.seconds) : 0;
   }
@@ -106,7 +106,7 @@ export class Utterance {
   }
 
   /**
-   * Ask for it and play it as it arrives; returns when all has arrived or nothing more will.
+   * Ask for the speech and play it while it arrives; return when no more audio will come.
    * @param {(samples: Int16Array) => void} arrived
    */
   async run(arrived) {
@@ -118,15 +118,15 @@ export class Utterance {
       this.fail(error);
     }
     this.pace.remember();
-    // What came before a failure is played to its end; where nothing came, there is nothing to wait for.
+    // Audio that came before a failure is played to its end; without audio, playback stops.
     if (this.take.length || this.ending === "finished") this.player.end();
     else this.player.stop();
     this.changed();
   }
 
   /**
-   * A busy server is asked again when it says so.
-   * @param {number[]} soon Seconds of the first waits, whatever it says.
+   * Ask the server; if it is busy, ask again after the time that it advises.
+   * @param {number[]} soon Seconds of the first waits, in place of the server's advice.
    * @param {(samples: Int16Array) => void} arrived
    */
   async askUntilTaken(soon, arrived) {
@@ -197,7 +197,7 @@ export class Utterance {
     this.trouble = explain(error);
   }
 
-  /** Stop the sound, and the server's work too. */
+  /** Stop playback, and the server's work. */
   stop() {
     if (this.ending === null && !this.abort.signal.aborted) {
       const before = freed;
@@ -207,7 +207,7 @@ export class Utterance {
     this.player.stop();
   }
 
-  /** Go on after a pause, or begin anew; inside of a click or key press. */
+  /** Continue after a pause, or play again. Call this in the handler of a click or key press. */
   play() {
     this.claim();
     this.player.play();
@@ -220,7 +220,7 @@ export class Utterance {
   }
 
   /**
-   * Have again what was spoken before.
+   * Take over the audio of an entry of the history.
    * @param {import("./history.js").Entry} entry
    */
   async restore({ audio, segments = [] }) {
@@ -232,7 +232,7 @@ export class Utterance {
   }
 }
 
-/** @param {string} id Of a request that was given up. */
+/** @param {string} id The id of a request that was given up. */
 async function untilFreed(id) {
   for (let left = MOST_FREEING_MS; left > 0; left -= FREED_EVERY_MS) {
     await new Promise((resolve) => setTimeout(resolve, FREED_EVERY_MS));
@@ -240,7 +240,7 @@ async function untilFreed(id) {
       const { status } = await (await ask(`v1/audio/requests/${id}`, { silent: true })).json();
       if (status !== "running") return;
     } catch {
-      return; // it never knew it
+      return; // the server does not know the request
     }
   }
 }

@@ -1,4 +1,4 @@
-/** Voices to choose from, each with a button that lets it be heard. */
+/** Voices to choose from, each with a button that plays a sentence in the voice. */
 
 import { byId, element } from "./dom.js";
 import { t } from "./i18n.js";
@@ -11,16 +11,16 @@ import { t } from "./i18n.js";
  * @property {string} description
  * @property {string} transcript
  * @property {boolean} has_prompt
- * @property {string} [stands_for] Of an alias: the voice that speaks.
+ * @property {string} [stands_for] The voice that speaks for an alias.
  */
 
-/** From so many on there is a field to find one. */
+/** From this number of voices on, there is a field to search for one. */
 export const MANY = 8;
 
 /**
- * What is known of a voice, in words.
+ * Describe a voice in words.
  * @param {Voice} voice
- * @param {boolean} isKeyed Voices have owners here.
+ * @param {boolean} isKeyed Whether the page has an API key, so that voices have owners.
  * @returns {string}
  */
 export function about({ kind, public: isPublic, description, has_prompt: hasPrompt }, isKeyed) {
@@ -33,7 +33,7 @@ export function about({ kind, public: isPublic, description, has_prompt: hasProm
 /** The fieldset #voice. */
 export class VoicePicker {
   /**
-   * @param {() => void} changed Another voice is chosen.
+   * @param {() => void} changed Called when another voice is chosen.
    * @param {(name: string, card: HTMLElement) => void} listen
    */
   constructor(changed, listen) {
@@ -56,7 +56,7 @@ export class VoicePicker {
     return element("input", { type: "radio", name: "voice", value });
   }
 
-  /** The name that is chosen, "" for the model's first voice or a recording. */
+  /** The name of the chosen voice, "" for the model's first voice or a recording. */
   get value() {
     return /** @type {HTMLInputElement | null} */ (this.root.querySelector("input:checked"))?.value ?? "";
   }
@@ -100,13 +100,13 @@ export class VoicePicker {
   }
 }
 
-/** The round button of a voice. */
+/** Make the round button that plays a sentence in a voice. */
 export function listenButton() {
   return element("button", { type: "button", className: "round listen" });
 }
 
 /**
- * Show how far a voice's sentence is.
+ * Show the state of a voice's sentence.
  * @param {HTMLElement} card
  * @param {import("./utterance.js").State} how
  */

@@ -39,7 +39,7 @@ const preview = new Preview(() => model, (words, wrong) => {
 
 async function load() {
   preview.hush();
-  // Without keys all voices are everybody's.
+  // Without a key, all voices are public.
   byId("public-field", HTMLElement).hidden = knownKey() === "";
   try {
     const { data: [first] } = await (await ask("v1/models")).json();
@@ -59,7 +59,7 @@ async function load() {
 
 /**
  * @param {import("./voice-picker.js").Voice} voice
- * @param {import("./voice-picker.js").Voice[]} aliases Other names that it answers to.
+ * @param {import("./voice-picker.js").Voice[]} aliases Other names of the voice.
  * @returns {HTMLLIElement}
  */
 function item(voice, aliases) {
@@ -147,7 +147,7 @@ byId("add", HTMLFormElement).addEventListener("submit", (event) => {
   add();
 });
 find.addEventListener("input", filter);
-// Whose voices are listed depends on the key.
+// The key decides which owner's voices are listed.
 document.addEventListener(KEY_CHANGED, load);
 
 load();

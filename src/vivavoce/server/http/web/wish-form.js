@@ -8,7 +8,7 @@ import { Reference } from "./reference.js";
 import { samples } from "./samples.js";
 import { VoicePicker } from "./voice-picker.js";
 
-/** Characters of one text; the server takes no more. */
+/** Most characters of one text that the server accepts. */
 const MOST_CHARACTERS = 20_000;
 const MOST = MOST_CHARACTERS.toLocaleString(locale);
 const MOST_SEED = Number.MAX_SAFE_INTEGER + 1;
@@ -18,7 +18,7 @@ const DRAFT = "vivavoce.draft";
 /** Reads and writes the form's fields; keeps the text while the tab visits other pages. */
 export class WishForm {
   /**
-   * @param {(name: string, card: HTMLElement) => void} listen To a voice.
+   * @param {(name: string, card: HTMLElement) => void} listen Plays a sentence in a voice, or stops it.
    * @param {() => void} speak
    */
   constructor(listen, speak) {
@@ -45,7 +45,7 @@ export class WishForm {
     this.voiceChanged();
   }
 
-  /** Take a file of text that is chosen or dropped. */
+  /** Let the user choose or drop a text file. */
   takeFiles() {
     const chosen = byId("text-file", HTMLInputElement);
     chosen.addEventListener("change", () => this.open(chosen.files?.[0]));
@@ -54,7 +54,7 @@ export class WishForm {
       card.addEventListener(kind, (event) => {
         const file = /** @type {DragEvent} */ (event).dataTransfer?.types.includes("Files");
         card.classList.toggle("dropping", kind === "dragover" && Boolean(file));
-        if (!file) return; // a text that is dragged: the field takes it by itself
+        if (!file) return; // dragged text, which the text area handles itself
         event.preventDefault();
         if (kind === "drop") this.open(/** @type {DragEvent} */ (event).dataTransfer?.files[0]);
       });
@@ -76,7 +76,7 @@ export class WishForm {
   /** @param {string} text */
   setText(text) {
     this.text.value = text;
-    // Not only this form follows the text.
+    // Other parts of the page listen to this event, too.
     this.text.dispatchEvent(new Event("input"));
   }
 
@@ -99,7 +99,7 @@ export class WishForm {
   /**
    * Offer these voices.
    * @param {import("./voice-picker.js").Voice[]} voices
-   * @param {string | null} wanted The one to choose if it is among them.
+   * @param {string | null} wanted The voice to choose, if it is in the list.
    */
   offer(voices, wanted) {
     this.picker.offer(voices, wanted, knownKey() !== "");
@@ -107,7 +107,7 @@ export class WishForm {
   }
 
   /**
-   * Suit a model.
+   * Adapt the form to a model.
    * @param {boolean} isDemo
    * @param {boolean} followsInstructions
    */
@@ -123,10 +123,7 @@ export class WishForm {
     }));
   }
 
-  /**
-   * What keeps the form from being sent, and where; null if nothing does.
-   * @returns {{message: string, where: HTMLElement} | null}
-   */
+  /** @returns {{message: string, where: HTMLElement} | null} Why the form cannot be sent, what to focus; else null. */
   complaint() {
     const count = characters(this.text.value);
     if (!this.text.value.trim())
@@ -167,7 +164,7 @@ export class WishForm {
     this.seed.value = String(wish.seed);
     this.instructions.value = wish.instructions;
     this.language.value = wish.language;
-    this.reading.value = wish.reading ?? ""; // texts of the history may be older than this choice
+    this.reading.value = wish.reading ?? ""; // older entries of the history lack this field
     if (wish.reference) {
       this.picker.own.checked = true;
       this.reference.clear();
