@@ -1,7 +1,7 @@
 """Messages of the gRPC port: .proto files for people and clients, and their compiled form for this program.
 
 Message classes are made at run time from `compiled.binpb`, because generated code works with one protobuf release only.
-A test compares this file with the .proto files. After a change of those, run in this folder:
+A test compares this file with the .proto files. After a change of a .proto file, run in this folder:
 
     python -m grpc_tools.protoc -I . --include_source_info --descriptor_set_out=compiled.binpb *.proto
 """
