@@ -82,7 +82,7 @@ def test_a_busy_server_is_asked_again_when_it_says_so(browser: Browser) -> None:
     with visiting(browser, speaker) as world:
         page = world.open()
         sound = world.speak()
-        expect(page.get_by_text("The server is busy; it is asked again.")).to_be_visible()
+        expect(page.get_by_text("The server is busy; the page asks again.")).to_be_visible()
         expect(page.locator("#countdown")).to_have_text(re.compile(r"Next try in [12] s\."))
         speaker.refuses_with = None
         expect(sound).to_have_attribute("data-state", "finished")
@@ -108,7 +108,7 @@ def test_a_slow_server_is_heard_without_gaps(browser: Browser) -> None:
     with visiting(browser, FakeBackend(gate=SlowGate(0))) as world:
         page = world.open()
         sound = world.speak("A text that takes a while. " * 5)
-        expect(page.get_by_text("This server speaks slower than it is heard")).to_be_visible()
+        expect(page.get_by_text("This server makes sound more slowly than it plays")).to_be_visible()
         expect(page.get_by_role("button", name="Play now")).to_be_visible()
         expect(sound).to_have_attribute("data-state", "finished", timeout=30_000)
         assert world.states == ["waiting", "playing", "finished"]

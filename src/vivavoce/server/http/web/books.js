@@ -74,7 +74,7 @@ async function look() {
   } catch (error) {
     const off = /** @type {any} */ (error).status === 404;
     write(state, "");
-    tell(trouble, off ? t("This server makes no books: whoever runs it begins it with --jobs and a folder.") : explain(error));
+    tell(trouble, off ? t("This server makes no books. To make them, start it with --jobs and a folder.") : explain(error));
     form.hidden = off;
     if (!off) timer = setTimeout(look, 5 * LOOK_MS);
   }

@@ -129,10 +129,10 @@ function showFigures({ firstMs, realTimeFactor, take, player }) {
  * @returns {string}
  */
 function words({ state: how, ending, take, retryAt, player }) {
-  if (!Number.isNaN(retryAt)) return t("The server is busy; it is asked again.");
+  if (!Number.isNaN(retryAt)) return t("The server is busy; the page asks again.");
   if (how === "waiting" && take.length === 0) return t("Waiting for the first sound …");
   if (how === "waiting" && player.complete) return t("Waiting for more sound …");
-  if (how === "waiting") return t("This server speaks slower than it is heard: sound is gathered.");
+  if (how === "waiting") return t("This server makes sound more slowly than it plays: sound is gathered first.");
   if (how === "playing") return t("Speaking …");
   if (how === "paused") return t("Paused.");
   if (how === "finished") return t(ending === "cancelled" ? "Ended early." : "Finished.");

@@ -174,7 +174,7 @@ function places({ waiting, slots, slotsTotal }) {
 function factor({ wallS, heardS }) {
   const share = wallS / heardS;
   const told = t("a second of sound takes {n} s of waiting", { n: share.toFixed(2) });
-  return Number.isFinite(share) ? told : t("of all that speak, together");
+  return Number.isFinite(share) ? told : t("of all streams together");
 }
 
 /** @type {Record<string, string>} */

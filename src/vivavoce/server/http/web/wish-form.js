@@ -69,7 +69,7 @@ export class WishForm {
       this.setText(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
       tell(this.trouble, "");
     } catch {
-      tell(this.trouble, t("“{name}” is no text, or a very long one: open a file of plain text.", { name: file.name }));
+      tell(this.trouble, t("“{name}” is not a text, or is too long: open a file of plain text.", { name: file.name }));
     }
   }
 
