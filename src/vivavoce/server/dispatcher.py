@@ -263,7 +263,7 @@ class ActiveRequest:
                     events = aiter(self._stream)
                     continue
                 if self.verdict is not None:
-                    break  # the client or the server ended the request meanwhile
+                    break  # the client or the server ended the request while this waited for the event
                 if isinstance(event, SegmentText):
                     record.segments_given = max(record.segments_given, event.place + 1)
                     yield event

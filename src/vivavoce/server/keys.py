@@ -133,7 +133,7 @@ def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     values = read_toml(path, FIELD)
     problem, mode = None, 0
     if os.name == "posix":
-        with contextlib.suppress(OSError):  # the file may have gone since it was read
+        with contextlib.suppress(OSError):  # the file may have been removed since it was read
             problem, mode = untrusted(path, any_owner=True), stat.S_IMODE(path.stat().st_mode)
     if problem is not None:
         raise InvalidRequest(f"{FIELD}: {path} {problem}")

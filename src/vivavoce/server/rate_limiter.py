@@ -42,7 +42,7 @@ ANONYMOUS = Principal()
 
 
 def voice_owner(principal: Principal, public: bool) -> str:
-    """Return the owner of the voices that a request changes; "" for public voices, Forbidden if it may not do so."""
+    """Return the owner of the voices to change, "" for public voices. Forbidden: the key may not change these."""
     if not public and principal.owner:
         return principal.owner
     if principal.may_publish:

@@ -71,7 +71,7 @@ class SegmentClock:
         return [{"type": self._words, "words": found, **estimated}] if found else []
 
     def spoken_until(self, seconds: float | None = None) -> dict[str, Any] | None:
-        """Return up to where the text is heard in the first `seconds` (None: all) of the audio; None without words."""
+        """Return how far the text is heard in `seconds` (None: all) of the audio; None if no word is timed."""
         seconds = self.seconds if seconds is None else min(seconds, self.seconds)
         begun = [one for one in self._heard if one["start"] < seconds]
         if not self._heard:

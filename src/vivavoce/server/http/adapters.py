@@ -101,7 +101,7 @@ def router(state: AppState) -> APIRouter:
 
 
 def folder_below(root: Path | None, folder: str) -> Path:
-    """Return a folder below `root`, the server's folder of adapters. InvalidRequest: it is elsewhere, or no root."""
+    """Return a folder below `root`, the server's folder of adapters. InvalidRequest: elsewhere, or `root` is None."""
     if root is None:
         raise InvalidRequest("folder: the server loads adapters at its start only; set model.adapters_dir")
     if not folder.isprintable():

@@ -75,7 +75,7 @@ KnownPrincipal = Annotated[Principal, Depends(current_principal)]
 
 
 async def list_reader(connection: HTTPConnection) -> Principal:
-    """Return the principal who reads a list: with auth.open_lists, callers without a key, for its public part."""
+    """Return the principal who reads a list. With auth.open_lists, callers without a key may read its public part."""
     state = state_of(connection)
     is_anonymous = state.settings.auth.open_lists and token_in(connection.headers) is None
     return PUBLIC_READER if is_anonymous and state.keys.required else await current_principal(connection)

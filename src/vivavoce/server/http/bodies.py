@@ -45,7 +45,7 @@ AnyText = Annotated[str, WrapValidator(_any_half)]
 
 
 def _no_switch(value: Any) -> Any:
-    if isinstance(value, bool):  # Pydantic would take it for 0 or 1
+    if isinstance(value, bool):  # Pydantic would convert true to 1 and false to 0
         raise PydanticCustomError("number", "input should be a number")
     return value
 

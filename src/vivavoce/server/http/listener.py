@@ -265,7 +265,7 @@ def bind(host: str, port: int, field: str) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted sockets inherit it
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted sockets inherit this option
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         listening.bind((host, port))
         listening.listen(_BACKLOG)

@@ -102,7 +102,7 @@ class RequestMiddleware:
         if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
             message = "headers: transfer-encoding goes neither with content-length nor with HTTP/1.0; leave it out"
             return error_response(400, message, "invalid_request", _CLOSE)
-        host = headers.get("host")  # browsers always send it
+        host = headers.get("host")  # browsers always send this header
         if self._hosts is not None and host is not None and not _is_known(host, self._hosts):
             message = f"host: {host[:100]!r} is not an allowed name of this server; add it with --allowed-host"
             return response_of(Forbidden(message))

@@ -108,7 +108,7 @@ class Session:
             return
         try:
             self._token = token_in(socket.headers) or socket.query_params.get("api_key")
-            if self._token is not None or not self._state.keys.required:  # else the first message must have it
+            if self._token is not None or not self._state.keys.required:  # else the first message must have the key
                 self._principal = self._state.keys.authenticate(self._token)
             self._idle_s = pause_s(socket.query_params, IDLE_S)
         except VivavoceError as refusal:
