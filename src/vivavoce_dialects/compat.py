@@ -170,7 +170,7 @@ class CosyVoice:
         return True
 
     def save_spkinfo(self) -> None:
-        """Write the added speakers into the folder's spk2info.pt; its other speakers stay."""
+        """Write the added speakers into the folder's spk2info.pt, and keep the speakers that are there already."""
         voices_to_spk2info(self._added.values(), self._folder / SPEAKERS, keep=True)
 
     def inference_sft(
@@ -184,7 +184,7 @@ class CosyVoice:
         self, tts_text: Text, prompt_text: str, prompt_wav: Prompt, zero_shot_spk_id: str = "",
         stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
     ) -> Pieces:  # fmt: skip
-        """Speak with the voice and manner of a recording, whose transcript is prompt_text, or of an added speaker."""
+        """Speak with the voice and manner of a recording with the transcript prompt_text, or of an added speaker."""
         voice = self._voice(prompt_wav, prompt_text, zero_shot_spk_id, text_frontend)
         yield from self._speak(tts_text, voice, stream, speed, text_frontend, Mode.ZERO_SHOT)
 

@@ -34,7 +34,7 @@ MAX_WORDS = 500
 """Maximum number of words in the `hot_fix` of a task."""
 _USUAL_VOLUME = 50
 _CLOUD_MODEL = re.compile(r"cosyvoice-v\d(\.\d)?(-[a-z]+)?", re.ASCII)
-"""Names of the cloud's models; the server's default model is used for them."""
+"""Names of the cloud's models; for each of them, the server's default model speaks."""
 _FIELD = "payload.parameters."
 _CODES = {
     "unauthorized": "InvalidApiKey",

@@ -54,7 +54,7 @@ _CHARACTER = re.compile("[\ud800-\udbff][\udc00-\udfff]|.", re.DOTALL)  # a text
 _READ = {"voice_id", "model_id", "output_format", "seed", "language_code", "sync_alignment"}
 _WITHOUT_EFFECT = {"auto_mode", "enable_logging", "enable_ssml_parsing", "apply_text_normalization"}
 SOCKET_QUERY = frozenset(_READ | _WITHOUT_EFFECT | {"optimize_streaming_latency"})
-"""Query parameters that the address of a WebSocket may have, beside those that each WebSocket here has."""
+"""Query parameters that this dialect's clients may send to a WebSocket, besides those that all WebSockets accept."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
 _QUERY = frozenset(("output_format", "optimize_streaming_latency", "enable_logging"))
 _OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
@@ -381,7 +381,7 @@ class ElevenLabsForm(MessageForm):
 
     def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:
         """The messages in a frame; the first frame of a context also starts its utterance."""
-        self.is_strict = self.is_strict and not self._has_ended  # what came before the end is spoken in any case
+        self.is_strict = self.is_strict and not self._has_ended  # later errors do not end the speech of a complete text
         message, context = validated(SocketMessage, fields, "message"), self.context_of(fields)
         if not self.several:
             if message.context_id is not None or message.close_context:

@@ -31,7 +31,7 @@ from vivavoce_textnorm import MAX_TEXT_CHARS
 
 PROTOCOL = "wyoming"
 LINE_BYTES, DATA_BYTES = 65_536, 262_144
-"""Maximum bytes of an event's line or payload, and of its data: these hold a text of 20,000 characters."""
+"""Maximum bytes of an event's line or payload, and of its data: enough for a text of 20,000 characters."""
 TEXT_PAUSE_S = 120.0
 """Longest wait for the next piece of a text, in seconds."""
 PATIENCE_S = 1.0
@@ -137,7 +137,7 @@ class _Connection:
             asyncio.get_running_loop().call_later(CLOSING_S, self.writer.transport.abort)
 
     async def _read(self) -> tuple[str, dict[str, Any]] | None:
-        """Read an event; None: the client has disconnected."""
+        """Read an event; return its type and data, or None if the client has disconnected."""
         try:
             if not (line := await self._reader.readline()):
                 return None

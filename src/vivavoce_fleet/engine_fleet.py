@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Submit = Callable[[SpeechRequest, set[Any], tuple[VivavoceError, ...]], Awaitable[SpeechStream]]
 """Sends a request to an engine that is not in the set, and adds the engine to the set. If all engines refuse, it raises
-the refusal with the shortest wait; the refusals in the tuple count, too."""
+the refusal with the shortest wait, among the new refusals and those in the tuple."""
 MOST_LOST = 2
 """Largest number of engines that one request may crash, so that it cannot crash a whole fleet."""
 
@@ -81,7 +81,7 @@ class FleetStream:
         self._stream = await self._submit(self._request, self._used, refusals)
         for piece in self._pieces or ():  # `push` and `end` do not wait, so no other piece comes in between
             await (self._stream.end() if piece is None else self._stream.push(piece))
-        if self.verdict is not None:  # cancelled meanwhile
+        if self.verdict is not None:  # `cancel` was called while this waited for an engine
             self._stream.cancel()
 
     async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:

@@ -88,7 +88,7 @@ class RemoteEngine:
         return EngineLoad(self._name, not self._gone, len(self._outboxes), self._capacity)
 
     def call(self, name: str, *arguments: Any) -> Future[Any]:
-        """Call an engine's method, or read its property; the future brings the result. EngineStopped: see the class."""
+        """Call an engine's method, or read its property; return the result's future. EngineStopped: no process."""
         return self._ask(EngineCall(next(self._numbers), name, arguments))
 
     def _ask(self, message: EngineCall | Submit) -> Future[Any]:

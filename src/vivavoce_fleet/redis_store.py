@@ -34,7 +34,7 @@ KEY = "vivavoce:voices:"
 TIMEOUT_S = 1.0
 """Seconds for connecting, and for each piece of an answer; `?socket_timeout=2` in the URL overrides this value."""
 DEADLINE_S = 3.0
-"""Seconds after which an operation does not wait for another piece of its answer."""
+"""Seconds after which an operation does not wait for the next piece of its answer."""
 HEALTH_CHECK_S = 30
 """A connection that was idle for more seconds than this is checked before the next command."""
 REST_S = 3.0

@@ -31,7 +31,7 @@ ERROR_CODE = "error-code"
 RETRY_AFTER = "retry-after-ms"
 """Milliseconds after which the same request may succeed; sent only if waiting helps."""
 PUSHBACK = "grpc-retry-pushback-ms"
-"""The same milliseconds for gRPC itself: clients with a retry policy wait that long and try again by themselves."""
+"""The value of `RETRY_AFTER` for gRPC itself: clients with a retry policy wait this long and then try again."""
 
 Metadata = tuple[tuple[str, str], ...]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"

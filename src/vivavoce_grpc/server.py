@@ -60,7 +60,7 @@ async def start_grpc(
             "RemoveVoice": remove_voice,
         },
         f"{REFLECTION}.ServerReflection": {"ServerReflectionInfo": reflect},
-        f"{REFLECTION}alpha.ServerReflection": {"ServerReflectionInfo": reflect},  # its older name
+        f"{REFLECTION}alpha.ServerReflection": {"ServerReflectionInfo": reflect},  # older name of the service
     }
     for dialect in dialects:
         answers |= dialect.grpc_services()
