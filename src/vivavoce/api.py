@@ -45,7 +45,7 @@ from vivavoce.frontend.voices.stores import VoiceStore, open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices, check_fits
 
 _untrained = logging.getLogger("vivavoce.untrained")
-"""Logs one warning: the model is untrained. A program that tells its user itself can switch this logger off."""
+"""Logs one warning: the model is untrained. A program that shows this to its users in another way may disable it."""
 ChunkStream = RequestSession
 """The result of `stream` and `astream`."""
 AnyVoice = Voice | AudioSource | None
@@ -248,7 +248,7 @@ class Vivavoce:
         return self.front_end.text.explain(text, how.language, how.reading, how.natural, how.reasoning).spoken
 
     def check(self, text: str) -> None:
-        """Check a text of any length. InvalidText names its characters that the model cannot speak."""
+        """Check a text of any length. InvalidText: the model cannot speak some characters, which the message names."""
         self.front_end.text.check(text)
 
     def embed(self, source: AudioSource) -> Tensor:

@@ -90,7 +90,7 @@ Show = Callable[[str, int, int | None, str], None]
 
 @contextmanager
 def progress(reporter: Reporter, *, size: bool = False, share: bool = False, transient: bool = False) -> Iterator[Show]:
-    """Yield a function that shows progress. size: in bytes; share: in per cent; transient: the bar goes at its end."""
+    """Yield a function that shows progress. size: in bytes; share: in per cent; transient: hide the finished bar."""
     if reporter.quiet or not is_terminal(sys.stderr):
         begun: set[str] = set()
         told = time.monotonic()

@@ -90,7 +90,7 @@ def load_model(
     spread: Spread = Spread(),
     adapter: Path | None = None,
 ) -> tuple[Vivavoce, float]:
-    """Load a model; return it and the seconds that this took. adapter: a LoRA adapter's folder, loaded by its name."""
+    """Load a model; return it and the seconds of loading. adapter: a LoRA adapter's folder, which names it."""
     name = choice.model or "the default model"
     with reporter.working(f"loading {name} …"):
         # The clock starts after the imports: they belong to the program, not to the model.

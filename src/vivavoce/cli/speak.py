@@ -63,7 +63,7 @@ _NOT_AS_GIVEN = {"voice", "transcript", "mode", "lexicon", "adapter", "top_p", "
 """Fields of `SpeechManner` that `keywords` converts or leaves out."""
 READING_FIELDS = ("language", "reading", "lexicon", "emojis", "code", "reasoning")
 _PACED_S = 10.0
-"""Shorter audio, in seconds, is reported without a real-time factor, because its first chunk would dominate it."""
+"""Seconds of audio below which no real-time factor is shown, because the time to the first chunk would dominate it."""
 
 
 @dataclass(frozen=True)

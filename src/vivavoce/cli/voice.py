@@ -40,7 +40,7 @@ class _About:
 
     description: str = flag("A note of your own.", "TEXT", default="")
     licence: str = flag("Terms of use for the voice.", "TEXT", default="")
-    consent: str = flag("What the person who is heard allows.", "TEXT", default="")
+    consent: str = flag("The uses that the recorded person allows.", "TEXT", default="")
     consent_by: str = flag("The person who gave the consent.", "TEXT", default="")
     adapter: str = flag("LoRA adapter of the voice, for requests that name no adapter.", "NAME", default="")
 
@@ -56,7 +56,7 @@ def add(
     *,
     transcript: flags.TranscriptOption = "",
     about: _About,
-    as_recorded: bool = flag("Keep its silent ends and its level, as the official code does.", default=False),
+    as_recorded: bool = flag("Keep the recording's silent ends and level, as the official code does.", default=False),
     replace: bool = _REPLACE,
     model: flags.ModelOption = None,
     voices: flags.VoicesOption = None,
