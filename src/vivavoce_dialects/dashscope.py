@@ -300,7 +300,7 @@ class DashScopeForm(MessageForm):
         start, end = reply["start_character"], reply["end_character"]
         self._text, self._first = self._text[max(0, start - self._first) :], max(start, self._first)
         words, self._words = (self._words, []) if kind == "segment_done" else ([], self._words)
-        text = self._text[: end - self._first]  # may have lone halves of surrogate pairs, which `readable` joins
+        text = self._text[: end - self._first]  # may have surrogate pairs, which `readable` turns into characters
         timed = [
             {
                 "text": one["text"],
