@@ -1,4 +1,4 @@
-"""Other runtimes that run networks, and the file formats that they share with exports.
+"""Backends that run a network outside our own PyTorch code, and the files that `vivavoce export` writes for them.
 
-vLLM and TensorRT-LLM run the language model; the flow runs from exported files.
+The language model runs in vLLM or TensorRT-LLM. The flow's networks run from exported files.
 """

@@ -1,6 +1,6 @@
-"""The flow's velocity estimator in ONNX Runtime, TorchScript and AOTInductor; `tensorrt.py` has it in TensorRT.
+"""Runs the flow's velocity estimator in ONNX Runtime, TorchScript or AOTInductor; `tensorrt.py` runs it in TensorRT.
 
-Inputs and output are those of the official exports.
+Inputs and output have the names and shapes of CosyVoice's official exports.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from vivavoce_runtimes.onnx_writer import optional_input
 
 
 class EstimatorInputs(NamedTuple):
-    """Inputs of an estimator: all rows with their conditions, then all without; names and order as in the official
-    exports. x, mu, cond: [rows, bins, frames]. mask: [rows, 1, frames], 1 within the row's own frames. spks: [rows,
-    bins]. These five have one dtype. t: [rows] float32 (16 bit would distort its sinusoids). attention_ends: [rows,
-    frames] int32, number of the row's first frames that each frame sees; only our exports have this input.
+    """Inputs of an estimator, named and ordered as in the official exports: all rows with their conditions, then all
+    rows without them. x, mu, cond: [rows, bins, frames]. mask: [rows, 1, frames], 1 for frames and 0 for padding. spks:
+    [rows, bins]. These five have one dtype. t: [rows] float32 (16 bits would distort its sinusoids). attention_ends:
+    [rows, frames] int32, the number of a row's first frames that each frame sees; only our exports have this input.
     """
 
     x: Tensor
@@ -43,14 +43,14 @@ class EstimatorInputs(NamedTuple):
 OFFICIAL_INPUTS, ENDS = EstimatorInputs._fields[:-1], EstimatorInputs._fields[-1]
 OUTPUT = "estimator_out"
 OPTIONAL_ENDS = optional_input(ENDS, np.full((1, 1), 1 << 30, np.int32))
-"""Bytes to append to an ONNX file: a default for `attention_ends`, with which every frame sees its whole row. They are
-cut off for TensorRT, which would take this input for a constant."""
+"""Bytes at the end of our ONNX files that give `attention_ends` a default: every frame sees its whole row.
+`tensorrt.py` removes them, because TensorRT would treat an input with a default as a constant."""
 
 
 @dataclass(eq=False)
 class EstimatorRunner:
-    """Runs an exported estimator. run: takes contiguous tensors by name, and returns the velocity in any shape, device
-    and dtype. dtypes: of the file's inputs, in their order. most_rows: maximum rows, before guidance doubles them.
+    """Runs an exported estimator. run: takes contiguous tensors by name; the result may have any shape and dtype.
+    dtypes: the file's inputs in order, with dtypes. most_rows: maximum rows before guidance doubles them, or None.
     """
 
     run: Callable[[dict[str, Tensor]], Tensor]
@@ -58,14 +58,14 @@ class EstimatorRunner:
     most_rows: int | None = None
 
     def __call__(self, inputs: EstimatorInputs) -> Tensor:
-        """Velocity [rows, bins, frames], with device and dtype of `x`; values past a row's frames are arbitrary."""
+        """Return the velocity, [rows, bins, frames], with device and dtype of `x`; padding has arbitrary values."""
         tensors, x = inputs._asdict(), inputs.x
         cast = {name: tensors[name].to(dtype).contiguous() for name, dtype in self.dtypes.items()}
         return self.run(cast).view(x.shape).to(x.device, x.dtype)
 
 
 class ExportedEstimator:
-    """Replaces `UNet` or `DiT` for rows without a past; out: the network's own last layer."""
+    """Replaces `UNet` or `DiT` for rows without cached state; out: the last layer of the replaced network."""
 
     def __init__(self, out: nn.Linear | nn.Conv1d, run: EstimatorRunner) -> None:
         self.out, self.run = out, run
@@ -75,11 +75,11 @@ class ExportedEstimator:
         return self.run.most_rows
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """Only reshape the times, because the runtime embeds them. t: [steps]  →  [1, steps, 1, 1]."""
+        """Reshape the times from [steps] to [1, steps, 1, 1]; the exported network computes their embeddings."""
         return t[None, :, None, None]
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """Velocity of whole rows. The mask is additive; with it, a frame sees its row's keys up to some position."""
+        """Return the velocity of whole rows. In the additive mask, each frame sees the first keys of its row."""
         if context.memory is not None:
             raise ValueError("an exported estimator takes only rows without cached state")
         rows, frames = features.shape[:2]
@@ -99,8 +99,8 @@ _DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
 
 
 def onnx_estimator(path: Path, device: torch.device) -> EstimatorRunner:
-    """An estimator in ONNX Runtime. On a CPU each row is computed alone, so its bits do not depend on other rows.
-    CheckpointError: the file is not an estimator; MissingDependency: the package lacks CUDA.
+    """Open an ONNX file. On a CPU, each row is computed alone, so that other rows do not change its bits.
+    CheckpointError: the file is not an estimator; MissingDependency: the installed onnxruntime has no CUDA.
     """
     import onnxruntime
 
@@ -128,12 +128,12 @@ def onnx_estimator(path: Path, device: torch.device) -> EstimatorRunner:
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         return torch.from_numpy(model.run(*(arrays.pop(name) for name in OFFICIAL_INPUTS), **arrays))
 
-    # Official files take a batch of two, which is one row with its conditions and without them.
+    # Official files have a fixed batch of two: one row with its conditions, and the same row without them.
     return EstimatorRunner(run, dtypes, None if on_cuda and isinstance(inputs[0].shape[0], str) else 1)
 
 
 def torch_estimator(function: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> EstimatorRunner:
-    """An estimator from what `open_script` or `open_package` opened: a function of `EstimatorInputs` in this dtype."""
+    """Return an estimator that calls what `open_script` or `open_package` opened, with `EstimatorInputs` in a dtype."""
     dtypes = dict.fromkeys(EstimatorInputs._fields, dtype) | {"t": torch.float32, ENDS: torch.int32}
     return EstimatorRunner(lambda given: function(*given.values()), dtypes, 1 if device.type == "cpu" else None)
 
@@ -157,7 +157,7 @@ def _opened(path: Path, trusted: bool, load: Callable[[], Any]) -> Any:
     check_code(path, trusted)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # official files are TorchScript, of which torch warns
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch deprecates TorchScript
             return load()
     except Exception as error:  # torch's errors have no common base class
         reason = " ".join(str(error).split())[:200]
@@ -165,10 +165,10 @@ def _opened(path: Path, trusted: bool, load: Callable[[], Any]) -> Any:
 
 
 class ScriptEncoder:
-    """CosyVoice2's flow encoder in TorchScript, from our export or an official one.
+    """Runs CosyVoice2's flow encoder from a TorchScript file, which is our export or an official one.
 
-    Replaces `TokenEncoder` for rows without a past, one row at a time. dtype: the file's. An official file attends
-    to the whole row, or by the official grid of chunks. CheckpointError: the file cannot be loaded or run.
+    Replaces `TokenEncoder` for one row at a time, without cached state. dtype: the file's dtype. In an official file, a
+    token sees the whole row, or the row up to its chunk's end. CheckpointError: the file cannot be loaded or run.
     """
 
     def __init__(self, path: Path, network: Any, dtype: torch.dtype, *, trusted: bool) -> None:

@@ -1,9 +1,9 @@
-"""Exported files in a model's folder: their names, and a check of files that contain code before they are loaded.
+"""Names the exported files in a model's folder, and checks files that contain code before they are loaded.
 
-A file for one kind of device has the device in its name. TorchScript, compiled packages and TensorRT's engines are
-programs: loading one runs it with all rights of this process, so only known files are loaded. The SHA-256 of a file
-that `vivavoce export` wrote on this machine is recorded in the user's own folder, beside the downloaded models; a model
-folder cannot add to it.
+The name of a file that runs on one kind of device contains that device. TorchScript, compiled packages and TensorRT's
+engines are programs: loading one runs it with all rights of this process, so only known files are loaded. `vivavoce
+export` records the SHA-256 of each file that it writes in the user's own folder, beside the downloaded models; a model
+folder cannot add to this record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
 
 def file_name(part: str, precision: str, kind: str, device: torch.device) -> str:
-    """The file name of an exported part; kind: onnx, jit or aoti."""
+    """Return the file name of an exported network; part: such as `ESTIMATOR`; kind: onnx, jit or aoti."""
     if kind == "onnx":
         return f"{part}.{precision}.onnx"
     if part == ENCODER:  # the official name
@@ -32,7 +32,7 @@ def file_name(part: str, precision: str, kind: str, device: torch.device) -> str
 def find_export(
     folder: Path, part: str, kind: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Path, torch.dtype] | None:
-    """The file in the network's precision, otherwise in float32, and its dtype; None: both are missing."""
+    """Return the file in the network's precision, or else in float32, and its dtype; None if both are missing."""
     for precision in ["fp16", "fp32"] if dtype == torch.float16 else ["fp32"]:
         if (path := folder / file_name(part, precision, kind, device)).is_file():
             return path, PRECISIONS[precision]

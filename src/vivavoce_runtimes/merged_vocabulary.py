@@ -20,18 +20,18 @@ CONTROLS: Mapping[Generation, tuple[str, ...]] = {
     Generation.V2: (END, "<|eos2|>", "<|eos3|>", SOS, TASK),
     Generation.V3: (SOS, END, TASK, "<|fill|>"),
 }
-"""Spelling of the first ids after the speech tokens, as in the official deployments, by generation. CosyVoice3's other
-control ids are spelled like speech tokens.
+"""Names of the first ids after the speech tokens, by generation, as the official deployments spell them. CosyVoice3's
+other control ids are spelled like speech tokens.
 """
 EMBEDDING_BIAS = "embedding_bias.npy"
-"""File of the bias, [ids] float32, to add to the logits. Servers would load a *.safetensors as weights."""
+"""File of the logits' bias, [ids] float32. Servers would load it as weights if it were a *.safetensors file."""
 ROWS = 128
 """The rows of the merged tables are padded to a multiple of this, which tensor-parallel runtimes require."""
 
 
 @dataclass(frozen=True)
 class MergedVocabulary:
-    """The merged ids. text_size: entries of the tokenizer, with special ones. UnsupportedModel: CosyVoice 1."""
+    """Converts ids. text_size: number of text ids, with special ones. UnsupportedModel: the model is CosyVoice 1."""
 
     text_size: int
     num_speech_tokens: int
@@ -76,7 +76,7 @@ class MergedVocabulary:
         return -(-self.size // ROWS) * ROWS
 
     def speech(self, token: int) -> int:
-        """The id in the merged vocabulary for an id of the speech head."""
+        """Convert an id of the speech head to its id in the merged vocabulary."""
         return self.text_size + token
 
     def is_speech(self, merged_id: int) -> bool:

@@ -46,7 +46,7 @@ def onnx_model(
     inputs: Sequence[Port],
     outputs: Sequence[Port],
 ) -> bytes:
-    """The bytes of a model file (ModelProto); nodes: from `node`, in the order of computation."""
+    """Return the bytes of a model file (ModelProto); nodes: results of `node`, in the order of computation."""
     graph = b"".join(_field(1, encoded) for encoded in nodes) + _field(2, "graph")
     graph += b"".join(_constant(name, array) for name, array in constants.items())
     for number, port in [*((11, port) for port in inputs), *((12, port) for port in outputs)]:
@@ -58,9 +58,9 @@ def onnx_model(
 
 
 def optional_input(name: str, value: NDArray[np.generic]) -> bytes:
-    """Bytes that add a default value for an input when appended to an ONNX file.
+    """Return bytes that, appended to an ONNX file, give an input a default value.
 
-    Protobuf merges messages that follow one another.
+    This works because protobuf merges concatenated messages.
     """
     return _field(7, _constant(name, value))
 

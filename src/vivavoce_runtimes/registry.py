@@ -1,4 +1,4 @@
-"""The stages and networks of other runtimes, by the backend's name."""
+"""Opens the backends of the language model and of the flow by their names in the settings."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def _tensorrt(models: Models, settings: EngineSettings) -> ExternalFlow:
 
 FLOW: dict[str, Callable[[Models, EngineSettings], ExternalFlow]]
 FLOW = {"onnx": _onnx, "jit": _jit, "aoti": partial(_from_torch, "aoti"), "tensorrt": _tensorrt}
-"""Backends of the flow. They raise the errors of `LM`, and CheckpointError if the file is missing or cannot be used, or
-if it contains code that is not trusted."""
+"""Backends of the flow. They raise MissingDependency as in `LM`, and CheckpointError if the exported file is missing,
+cannot be used, or contains code that is not trusted."""
 
 
 def lm_stage(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:
@@ -86,7 +86,7 @@ def lm_stage(models: Models | LanguageModel, settings: EngineSettings, memory: M
 
 
 def external_flow(models: Models, settings: EngineSettings) -> ExternalFlow | None:
-    """The external network for the flow's stage; None: all networks are the stage's own."""
+    """Return the flow's networks that run in another runtime; None if all of them run in our PyTorch code."""
     if settings.flow_backend == "torch":
         return None
     if models.config.generation is Generation.V1:

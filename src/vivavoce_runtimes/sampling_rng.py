@@ -1,7 +1,7 @@
-"""Draws ids inside another runtime's process, by our own rule and with each request's own seed.
+"""Draws ids inside another runtime's process, by our own sampling rule and with each request's own seed.
 
-The runtime passes its logits before it samples. An id is drawn here, with the same result as in our own stage, and all
-other logits are set to −∞, so that the runtime must sample this id.
+The runtime passes its logits to `SpeechSampler` before it samples. `SpeechSampler` draws the id that our own engine
+would draw, and sets all other logits to −∞, so that the runtime must sample this id.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from vivavoce_runtimes.merged_vocabulary import EMBEDDING_BIAS
 class Draws:
     """The sampling settings and state of one run, as plain numbers that can be sent to another process.
 
-    Ids are of the model's own vocabulary. count: number of ids that the slot sampled before this run; history: the last
-    such ids, newest last; forbidden: control ids that are never sampled; early: ids that are not sampled before the run
-    has `least` ids; top_p, top_k, window, max_repeats: see `SamplingRows`.
+    All ids are of the speech vocabulary. count: number of ids that the slot sampled before this run; history: the last
+    of those ids, newest last; forbidden: control ids that are never sampled; early: control ids that are not sampled
+    before the run has `least` ids; top_p, top_k, window, max_repeats: see `SamplingRows`.
     """
 
     seed: int
@@ -43,7 +43,7 @@ class Draws:
 
 
 def speech_bias(folder: Path) -> tuple[NDArray[np.float32], range]:
-    """A merged model's bias for speech tokens and ids that end speech, and these ids; CheckpointError: it has none."""
+    """Return a merged model's bias of the speech head, [n], and the n ids; CheckpointError: its file is not usable."""
     try:
         bias: NDArray[np.float32] = np.load(folder / EMBEDDING_BIAS, allow_pickle=False)
         speech = np.flatnonzero(np.isfinite(bias))
@@ -58,7 +58,7 @@ def speech_bias(folder: Path) -> tuple[NDArray[np.float32], range]:
 class SpeechSampler:
     """Draws an id for each row of a runtime's logits, and masks all other ids.
 
-    folder: the merged model's folder; speech ids are those whose output bias is finite.
+    folder: the merged model's folder. It draws only ids of the speech head, which have a finite bias.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
@@ -70,9 +70,9 @@ class SpeechSampler:
     def leave_one(
         self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draws], said: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Draw ids of the model's own vocabulary, [n] int64, for these rows of the logits; mask all other ids in place.
+        """Draw an id of the speech vocabulary for each of n rows, [n] int64; mask the row's other ids in place.
 
-        logits: [any, ids of the runtime]; said: merged ids of each row's run so far.
+        logits: [runtime's rows, merged ids]; rows: n rows of it; said: the merged ids of each row's run so far.
         """
         places, counts = torch.tensor([rows, [len(ids) for ids in said]], device=self._device)
         scores = logits[places, self.first : self._end].float() + self._bias
@@ -88,7 +88,7 @@ class SpeechSampler:
         return chosen
 
     def _newest(self, draws: Sequence[Draws], said: Sequence[Sequence[int]]) -> Tensor:
-        """Each row's newest ids of the model's vocabulary, newest last, padded with −1: [n, widest window] int64."""
+        """Return each row's newest speech ids, newest last, padded at the left with −1: [n, widest window] int64."""
         width = max(one.window for one in draws)
         recent = np.full((len(draws), width), -1)
         for row, (one, ids) in enumerate(zip(draws, said, strict=True)):

@@ -1,6 +1,6 @@
-"""A language model in a runtime that streams ids: prompts are submitted, ids arrive later, requests can be aborted.
+"""Runs the language model in a runtime that takes a prompt and streams ids, such as vLLM.
 
-A slot is one request of the runtime, or several in turn if text arrives: each submits all rows so far, which are in the
+Each run of a slot is one request to the runtime. A later run submits all rows so far again, which are in the
 runtime's prefix cache. The runtime has its own thread with an event loop, so that the engine's thread never waits.
 """
 
@@ -37,10 +37,10 @@ from vivavoce_runtimes.sampling_rng import Draws, speech_bias
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
-"""Longest wait of the engine's thread, in seconds: the thread also reads messages, and a runtime may hang."""
+"""Maximum time, in seconds, that the engine's thread waits for ids: it has other work, and a runtime may hang."""
 
 _STOP_S = 30.0
-"""Seconds that a runtime has to end; after that its thread is abandoned."""
+"""Time limit, in seconds, for the end of the runtime; after that, its thread is abandoned."""
 
 
 @dataclass(frozen=True)
@@ -57,25 +57,25 @@ class Ask:
 
 
 class TokenRuntime(Protocol):
-    """A runtime of a language model; used in the event loop in which it was made."""
+    """A runtime of a language model; its methods are called in the event loop in which it was made."""
 
     name: str
 
     @property
     def healthy(self) -> bool:
-        """Whether the runtime is alive, as far as is known; may be called from any thread."""
+        """Whether no failure of the runtime is known; may be read in any thread."""
 
     def generate(self, ask: Ask) -> AsyncGenerator[Sequence[int], None]:
-        """Ids as they arrive, including the id that ends them. Closing the generator, or cancelling its reader, aborts.
+        """Yield ids as they arrive, with the end id. Closing the generator or cancelling its task aborts the request.
 
-        EngineStopped: the whole runtime has died; other errors concern this request alone.
+        EngineStopped: the whole runtime has stopped; other errors concern this request alone.
         """
 
     def close(self) -> None: ...
 
 
 def merged_ids(vocabulary: MergedVocabulary, rows: Iterable[Row]) -> list[int]:
-    """Convert rows of three tables to ids of the merged table; InvalidRequest: the tokenizer lacks a text id."""
+    """Convert text, speech and control ids to merged ids; InvalidRequest: a text id is not in the tokenizer."""
 
     def merged(row: Row) -> int:
         if row.kind is RowKind.CONTROL:
@@ -89,8 +89,8 @@ def merged_ids(vocabulary: MergedVocabulary, rows: Iterable[Row]) -> list[int]:
 
 @dataclass(eq=False)
 class _Place:
-    """A slot in use. fed: ids that the model has read, numbered in the merged vocabulary; said: speech tokens and
-    control ids that the run in progress has produced, in the speech vocabulary.
+    """A slot in use. fed: merged ids that the model has read; said: ids of the speech vocabulary that the run in
+    progress has produced; history: ids of earlier runs; reader: the run's task in the event loop.
     """
 
     slot: Slot
@@ -101,10 +101,10 @@ class _Place:
 
 
 class StreamedLM:
-    """`LMInterface` over a runtime that `start` makes in its own thread; raises the errors of `start`.
+    """Implements `LMInterface` with a runtime that `start` makes in a thread of its own; raises the errors of `start`.
 
-    vocabulary: of the merged model; defaults: of sampling settings that a request leaves open; slots: requests that run
-    at the same time; capacity: positions of each request.
+    vocabulary: ids of the merged model; defaults: sampling settings for requests that do not give them; slots: maximum
+    number of requests at the same time; capacity: maximum number of positions of a request.
     """
 
     self_paced = True
@@ -135,7 +135,7 @@ class StreamedLM:
         except BaseException:
             _stop(self._loop, thread, None)
             raise
-        # The thread has a reference to the loop only, so an unused stage is collected and ends.
+        # The thread refers to the loop alone, so an unused stage is garbage-collected, which ends the runtime.
         self._finish = weakref.finalize(self, _stop, self._loop, thread, self._runtime)
 
     @property
@@ -167,7 +167,7 @@ class StreamedLM:
         return number
 
     def close(self, slot: int) -> None:
-        """Free a slot at once; its request is aborted, and ids still on their way to it are dropped."""
+        """Free a slot at once: abort its request, and drop ids that `collect` has not returned."""
         place = self._open.pop(slot)
         place.slot.closed = True
         self._running -= place.slot.run is not None
@@ -231,7 +231,7 @@ class StreamedLM:
         return Ask(tuple(place.fed), run.forced_at, vocabulary.eos_ids, draws)
 
     async def _read(self, place: _Place, run: DecodeRun, ask: Ask) -> None:
-        """Pass on the runtime's ids up to and including a control id, which the model or the run's limit chooses."""
+        """Pass on ids up to and including a control id: the model samples it, or the run forces it at its limit."""
         number, said, ended, since = place.slot.number, 0, False, time.perf_counter()
         try:
             async with aclosing(self._runtime.generate(ask)) as pieces:
@@ -262,7 +262,7 @@ class StreamedLM:
 
 
 def _up_to_control(ids: Sequence[int], own: Vocabulary) -> list[int]:
-    """The ids up to and including the first control id; StageFailed: an id is not of the speech vocabulary."""
+    """Return the ids up to and including the first control id; StageFailed: an id is not in the speech vocabulary."""
     wrong = next((one for one in ids if not 0 <= one < own.num_logits), None)
     if wrong is not None:
         raise StageFailed(
@@ -277,7 +277,7 @@ async def _made(start: Callable[[], TokenRuntime]) -> TokenRuntime:
 
 
 def import_runtime(package: str, oldest: tuple[int, int], before: tuple[int, int], install: str) -> Any:
-    """Import the package; MissingDependency: that is impossible, or its version is not supported."""
+    """Import the package; MissingDependency: it cannot be imported, or its version is not supported."""
     try:
         api = import_module(package)
     except ImportError as error:
@@ -324,7 +324,7 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, runtime: To
 
     if not loop.is_closed():
         loop.call_soon_threadsafe(lambda: loop.create_task(end()))
-        if threading.current_thread() is not thread:  # a request in that loop may have the last reference to the stage
+        if threading.current_thread() is not thread:  # the loop itself may drop the last reference to the stage
             thread.join(_STOP_S)
             if thread.is_alive():
                 log.error("engine failed: the language model's runtime did not end within %g s", _STOP_S)

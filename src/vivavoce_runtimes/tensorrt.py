@@ -1,7 +1,7 @@
-"""An estimator in an engine of TensorRT 10, from our export or an official one.
+"""Runs the estimator in an engine of TensorRT 10, which is built from our ONNX export or is an official file.
 
-An engine is bound to a GPU and a version of TensorRT. Our engine's name contains these two, a hash of the ONNX file,
-and the rows of the batches, so a stale engine is not found, and is built again. API:
+An engine works with one kind of GPU and one version of TensorRT. The file name of our engines contains both, a hash of
+the ONNX file, and the maximum batch, so that an outdated engine is not found but built again. API:
 https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api.
 """
 
@@ -42,7 +42,7 @@ def import_tensorrt() -> Any:
 
 
 def find_engine(folder: Path, device: torch.device, dtype: torch.dtype, *, trusted: bool, anew: bool = False) -> Path:
-    """Our engine, built if it is missing or if `anew` (takes minutes); without an ONNX file, an official engine."""
+    """Return our engine, built if missing or if `anew` (takes minutes), or without ONNX file an official engine."""
     trt, precision = import_tensorrt(), "fp16" if dtype == torch.float16 else "fp32"
     source = folder / file_name(ESTIMATOR, "fp32", "onnx", device)
     official = folder / f"{ESTIMATOR}.{precision}.mygpu.plan"
@@ -100,9 +100,7 @@ def _shape(name: str, rows: int, frames: int) -> tuple[int, ...]:
 
 
 class TensorRTEngine:
-    """Splits a batch into parts that the engine takes, and runs `contexts` of them at once, each in a CUDA
-    stream of its own.
-    """
+    """Splits a batch into parts of the engine's size; runs up to `contexts` parts at once, each in its own CUDA stream."""
 
     def __init__(self, path: Path, device: torch.device, contexts: int) -> None:
         trt = import_tensorrt()
@@ -122,7 +120,7 @@ class TensorRTEngine:
         self._output_dtype = self.dtypes.pop(self._output)
         shapes = [engine.get_tensor_profile_shape("x", index) for index in range(engine.num_optimization_profiles)]
         self._frames = int(shapes[0][0][2]), int(shapes[0][2][2])
-        self._engine = engine  # contexts need the engine to stay alive
+        self._engine = engine  # execution contexts work only while the engine exists
         self._lanes = {
             int(most[0]) // 2: [self._lane(profile) for _ in range(contexts)]
             for profile, (_, _, most) in enumerate(shapes)
@@ -136,7 +134,7 @@ class TensorRTEngine:
         return context, stream
 
     def run(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Velocity [rows, bins, frames]; StageFailed: the engine does not take these rows, or fails."""
+        """Return the velocity, [rows, bins, frames]; StageFailed: the engine does not take these rows, or fails."""
         rows, bins, frames = tensors["x"].shape
         if not self._frames[0] <= frames <= self._frames[1]:
             raise StageFailed(

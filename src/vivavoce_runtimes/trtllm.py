@@ -33,16 +33,16 @@ def import_trtllm() -> Any:
 
 
 def open_llm(api: Any, model: Path, slots: int, cache: Mapping[str, Any], **given: Any) -> Any:
-    """An `LLM` for ids; model: a merged folder; slots: requests at once; cache: fields of `KvCacheConfig`."""
+    """Open an `LLM` without tokenizer. model: merged folder; slots: maximum requests; cache: for `KvCacheConfig`."""
     settings = api.llmapi.KvCacheConfig(**{name: one for name, one in cache.items() if one is not None})
     return api.LLM(model=str(model), skip_tokenizer_init=True, max_batch_size=slots, kv_cache_config=settings, **given)
 
 
 class LLMTokens:
-    """Ids of one request, as they arrive. result: returned by `generate_async`; ends: ids that end speech.
+    """Iterates over the new ids of one request. result: from `generate_async`; ends: ids that end speech.
 
-    end: the id that ended the request, known once all ids have arrived, or None if the limit ended the request. In
-    some releases `end` is among the ids; this class leaves it out.
+    end: the id that ended the request, set when all ids have arrived; None if the limit ended it. Some releases of
+    TensorRT-LLM put this id among the others; this class leaves it out.
     """
 
     def __init__(self, result: Any, ends: Sequence[int]) -> None:
@@ -53,7 +53,7 @@ class LLMTokens:
         taken = 0
         try:
             async for output in self._result:
-                one = output.outputs[0]  # it holds all ids so far, not the new ones alone
+                one = output.outputs[0]  # it holds all ids so far, not only the new ids
                 ids = [int(each) for each in one.token_ids]
                 place = next((place for place, each in enumerate(ids) if each in self._ends), len(ids))
                 if place < len(ids):
@@ -74,9 +74,9 @@ class LLMTokens:
 
 
 class LogitsOfOne:
-    """A `logits_processor` of one request, which is sent to each process of the runtime: it masks all ids but one.
+    """A `logits_processor` of one request: draws an id and masks all other ids. Each runtime process has a copy.
 
-    It counts the ids itself, because the runtime's own list may lack the newest one when the next logits are ready.
+    It lists the ids itself, because the runtime's list may lack the newest id when the next logits are ready.
     """
 
     def __init__(self, folder: Path, draws: Draws) -> None:
@@ -105,7 +105,7 @@ class TrtllmRuntime:
         self, folder: Path, models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan
     ) -> None:
         self._api, self._folder, share = import_trtllm(), folder, None
-        if memory.slots_bytes:  # share of the memory that is free beside the weights
+        if memory.slots_bytes:  # as a share of the memory that the weights leave free
             share = min(0.9, memory.slots_bytes / torch.cuda.mem_get_info(models.device)[0])
         self._llm = open_llm(
             self._api,

@@ -1,4 +1,4 @@
-"""vLLM as the runtime of the language model: its asynchronous engine over the merged folder, with our own sampling.
+"""vLLM as the runtime of the language model: its asynchronous engine loads the merged folder and uses our sampling.
 
 Written for releases 0.32 and 0.33; 0.32.0 was run, on a CPU.
 """
@@ -28,7 +28,7 @@ _ENVIRONMENT = {
     # vLLM's processes would log to standard output, which is for audio and figures.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    # vLLM's processes import our sampler when they begin, and its thread ends them with this process.
+    # Spawned processes import `vllm_sampler`, which ends them when this process ends.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     # The newer runner has another interface for logits processors; it needs a GPU and could not be tested.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -96,7 +96,7 @@ class VllmRuntime:
                 async for output in outputs:
                     yield output.outputs[0].token_ids
         except self._dead as error:
-            raise EngineStopped("lm_backend: vllm's engine has died, its own log says why; start again") from error
+            raise EngineStopped("lm_backend: vllm's engine has stopped, its own log says why; start again") from error
 
     def close(self) -> None:
         engine, self._engine = self._engine, None

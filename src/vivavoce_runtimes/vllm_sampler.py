@@ -1,4 +1,4 @@
-"""Our sampling inside of vLLM, whose processes import this module when they begin."""
+"""Runs our sampling in vLLM's processes, which import this module when they start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vivavoce_runtimes.sampling_rng import Draws, SpeechSampler
 from vivavoce_runtimes.vllm import OWNER
 
 if os.environ.get(OWNER, str(os.getpid())) != str(os.getpid()):
-    # End a process of vLLM when our process was killed; otherwise it would go on and keep its memory.
+    # This is a process of vLLM. It ends with the process that started it; else it would keep the GPU's memory.
     end_with_parent()
 
 
@@ -25,7 +25,7 @@ class RepetitionAware(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._sampler = SpeechSampler(Path(vllm_config.model_config.model), device)
         self._rows: dict[int, tuple[Draws, list[int]]] = {}
-        """Row → the sampling state of its request, and vLLM's growing list of the ids so far."""
+        """Row → its request's sampling settings and state, and vLLM's list of the ids so far, which grows."""
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -43,5 +43,5 @@ class RepetitionAware(LogitsProcessor):  # type: ignore[misc]
 
 def _added(params: Any, prompt: object, said: list[int]) -> tuple[Draws, list[int]] | None:
     given = (params.extra_args or {}).get("draws")
-    # Tuples arrive as lists, which work as well.
+    # Between processes, the tuples of `Draws` become lists, which work as well.
     return None if given is None else (Draws(**given), said)
