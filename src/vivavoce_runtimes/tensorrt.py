@@ -100,7 +100,7 @@ def _shape(name: str, rows: int, frames: int) -> tuple[int, ...]:
 
 
 class TensorRTEngine:
-    """Splits a batch into parts of the engine's size; runs up to `contexts` parts at once, each in its own CUDA stream."""
+    """Splits a batch into parts of the engine's size; runs up to `contexts` parts at once, each in a CUDA stream."""
 
     def __init__(self, path: Path, device: torch.device, contexts: int) -> None:
         trt = import_tensorrt()

@@ -1,6 +1,6 @@
 """Text normalisation in ten languages: numbers, dates, addresses and symbols are written in words.
 
-Other packages import only the names that this module defines, and none of the package's other modules.
+Other packages import names from this module only, never from the modules inside this package.
 """
 
 from importlib import import_module
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from vivavoce_textnorm.ssml import phonemes as phonemes
     from vivavoce_textnorm.word_stream import gather_ssml as gather_ssml
 
-# A module is imported when a name of it is first used: it compiles hundreds of patterns, or imports much stdlib.
+# These modules are imported on first use, because their import is slow: it compiles hundreds of patterns, for example.
 _IMPORTED_LATER = {
     name: module
     for module, names in (

@@ -1,5 +1,5 @@
-"""Verbalizers of Chinese, Cantonese, Japanese and Korean. They read numbers in groups of four digits, and each part of
-a date or time as a number with its unit.
+"""Verbalizers of Chinese, Cantonese, Japanese and Korean. They say numbers in groups of four digits, and each part of a
+date or time as a number with its unit.
 
 Japanese counters stay as they are written ("三個", "一人"), so that the model chooses the pronunciation. Cantonese uses
 the tables of Mandarin and some further words, in traditional characters.
@@ -25,7 +25,7 @@ class EastAsian(Verbalizer):
         return said.translate(self._traditional) if self._traditional else said
 
     def _numeral(self, value: int) -> str:
-        """Write each digit with its place word (十, 百), an empty place as 0; fixes then drop silent parts."""
+        """Say each digit with the word for its place (十, 百), an empty place as 0; fixes then drop silent parts."""
         digits, places = self.locale.digits, (*self.locale.list("places"), "")
         said: list[str] = []
         for name in ("", *self.locale.list("groups")):
@@ -51,7 +51,7 @@ class EastAsian(Verbalizer):
         return self.join(before, self.cardinal(value, noun), noun)
 
     def parts(self, *named: tuple[int | str | None, str]) -> str:
-        """Say each number with its unit, and leave out None. Only hours may have other (native Korean) numerals."""
+        """Say each number with its unit; skip a number that is None. Hours alone may have native Korean numerals."""
         words = self.locale.words
         said = ((self.cardinal(one, words[name] * ("hour" in name)) if isinstance(one, int) else one, words[name])
                 for one, name in named if one is not None)  # fmt: skip
@@ -77,7 +77,7 @@ class EastAsian(Verbalizer):
         return self.parts((hours, "hours"), (shown, "minute"), (last, "second"))
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
-        """1/2 is "二分の一", 1½ "一と二分の一"; Chinese says 120/80 with the numerator first."""
+        """1/2 is "二分の一", 1½ "一と二分の一"; Chinese says the numerator of 120/80 first."""
         words, above, below = self.locale.words, self.cardinal(numerator), self.cardinal(denominator)
         if numerator > denominator and "over" in words:
             return f"{above}{words['over']}{below}"

@@ -1,4 +1,4 @@
-"""Verbalizer of English, as most speakers say it: "two hundred and five", "March fifth, twenty twenty four"."""
+"""Verbalizer of English: "two hundred and five", "March fifth, twenty twenty four"."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class English(European):
         return self.pairs(str(value))
 
     def pairs(self, digits: str) -> str:
-        """The number of a house or a room: 1600 is "sixteen hundred", 221 "two twenty one"."""
+        """Say digits in pairs, as in the number of a room: 1600 is "sixteen hundred", 221 "two twenty one"."""
         value = int(digits)
         if len(digits) not in (3, 4) or digits[0] == "0":
             return self.digits(digits) if len(digits) > 4 else self.numeral(value)
@@ -38,7 +38,8 @@ class English(European):
         return f"{self.numeral(high)} {'oh ' if low < 10 else ''}{self.numeral(low)}"
 
     def date(self, year: int | None, month: int | None, day: int | None, written: str = "") -> str:
-        """Say "March fifth, twenty twenty four", or "the fifth of March, …" if text or locale have the day first."""
+        """Say "March fifth, twenty twenty four", or "the fifth of March, …" if the text or locale puts the day
+        first."""
         name = self.locale.month_names[month - 1] if month else ""
         said = self.ordinal(day) if day else ""
         if day and month:
@@ -90,7 +91,7 @@ class English(European):
         return "two thousands" if digits in ("00", "2000") else f"{self.numeral(int(digits[:2]))} hundreds"
 
     def _year(self, found: Match) -> str | None:
-        """Read four digits as a year; None if a plural noun after them or a word before them shows a count."""
+        """Read four digits as a year; None if a plural noun after them, or a word before them, shows a count."""
         before = found.string[max(0, found.start() - 16) : found.start()].lower().split()
         after = found.string[found.end() : found.end() + 20]
         word = after.strip().split(" ")[0].strip(".,;:!?)\"'’”")
@@ -103,7 +104,7 @@ class English(European):
         return self.year(int(found[0]))
 
     def _inches(self, found: Match) -> str | None:
-        """Read 6.1" as inches; None if the sign closes a quotation."""
+        """Read 6.1" as inches; None if the sign " closes a quotation."""
         line = found.string[found.string.rfind("\n", 0, found.start()) + 1 : found.start()]
         if found["sign"] == '"' and (line.count('"') - len(_INCH.findall(line))) % 2:
             return None
@@ -128,7 +129,7 @@ class English(European):
         return self.unit(number, self.locale.units[found["unit"]]) if found["unit"] else self.number(number)
 
     def _fraction_or_date(self, found: Match) -> str | None:
-        """Read 12/3 as a date after a word such as "on"; after one such as "by" only if it is hardly a fraction."""
+        """Read 12/3 as a date after a word such as "on"; after others such as "by", only if no fraction is likely."""
         first, second = int(found["m"]), int(found["d"])
         sure = found["sure"] is not None or found["m"][0] == "0" or first >= second
         day_first = first > 12 or (self.locale.order == "dmy" and second <= 12)

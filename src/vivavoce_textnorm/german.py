@@ -22,7 +22,7 @@ class German(European):
         self._subject = compiled(rf"(?:.*[.!?:]|.*\b(?:{self.locale.pattern('subject')}))?\Z")
 
     def _inflected(self, value: int, before: str, after: str = "") -> str:
-        """The ordinal, with the ending that the word before it and the noun behind it require."""
+        """Say an ordinal, with the ending that the word before it and the noun after it require."""
         gender = self.gender(after)
         weak_e = before in self._weak_e or gender == "f"
         strong = "m" if before in ("seit", "nach") and gender != "f" else ""
@@ -57,7 +57,7 @@ class German(European):
         return f"{('der' if end else 'die') if queen else his} {self.ordinal(value).capitalize()}{end}"
 
     def _article(self, found: Match) -> str:
-        """Find the word that decides an ordinal's ending: an article ("ein", "die", "dem"), or else the word before."""
+        """Return the word that decides an ordinal's ending: an article ("ein", "die"), or the word before it."""
         article = _ARTICLE.search(found.string, max(0, found.start() - 40), found.start())
         word = (article[1] or article[2]).lower() if article else word_before(found)
         if own := _OWN.fullmatch(word):
@@ -78,9 +78,9 @@ class German(European):
         return self.join(*days, self.locale.month_names[month - 1], self.year(full) if full is not None else "")
 
     def _ranked(self, found: Match) -> str | None:
-        """Read a number as an ordinal; None unless the words around it show that it is one."""
+        """Read a number as an ordinal; None unless the words around the number show that it is an ordinal."""
         before, noun = self._article(found), found["noun"] or ""
-        if before == "zu":  # a group of that size: "zu viert"
+        if before == "zu":  # the size of a group, as in "zu viert"
             return self.ordinal(roman_value(found["n"])).removesuffix("e") + (" " if noun else ".")
         third = before in ("als", "wurde", "wird") and not noun[:1].isupper()
         third = third or (before == "als" and noun != "" and not self._begins.match(noun))
@@ -90,7 +90,7 @@ class German(European):
         return self._inflected(roman_value(found["n"]), before, noun) + (" " if noun else ".")
 
     def _one(self, found: Match) -> str | None:
-        """Say 1 in the gender and case of the noun behind it: "seit einer Stunde", "auf einen Brief"."""
+        """Say 1 in the gender and case of the noun after it: "seit einer Stunde", "auf einen Brief"."""
         noun, sign = self.locale.units.get(found["noun"], (found["noun"] or "",))[0], found["sign"]
         dative = self._dative.search(found.string, max(0, found.start() - 40), found.start())
         if sign:

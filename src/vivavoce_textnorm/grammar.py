@@ -1,4 +1,4 @@
-"""Builds the patterns of one language from its locale: how numbers, amounts, dates and other items look in it."""
+"""Builds the patterns that find numbers, amounts, dates and other items of one language, from its locale."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 DASH = r"[-–—−‒~～〜]"
 CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー々〇"
 START = rf"(?<![[\p{{L}}\p{{N}}_]--[{CJK}]]|\d[.,:/])"
-"""Lookbehind: no letter, digit or "1." stands before an item. Chinese and Japanese letters may stand there."""
+"""Lookbehind at the start of an item: no letter, digit or "1." before it, except Chinese and Japanese letters."""
 NO_WORD = r"(?![\p{Latin}\p{Cyrillic}\p{Greek}\p{Hangul}\p{M}])"
-"""Lookahead: no letter of a script with spaces follows; Chinese and Japanese letters may."""
+"""Lookahead at the end of an item: no letter of a script with spaces follows; a Chinese or Japanese letter may."""
 LARGEST = 36
 """Maximum number of digits of a number that is said as a whole; a longer number is said digit by digit."""
 
@@ -28,7 +28,7 @@ Match = Any  # a pattern or match of the package regex, which has no type hints
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern that matches any of the words, the longest first; for no words, a pattern that never matches."""
+    """Return a pattern that matches any of the words, the longest first; without words, it never matches."""
     ordered = sorted(set(words), key=len, reverse=True)
     return "(?:" + "|".join(map(regex.escape, ordered)) + ")" if ordered else r"(?!)"
 
@@ -42,8 +42,8 @@ class Grammar:
     """Compiled patterns of one language.
 
     amount: `_amount_pattern` lists its groups. dates: a month's name and a day, in both orders. span: two numbers
-    before a unit of time. own: the language's own rules, by the kind of the character that they begin with. heads:
-    lower-case words that may begin an item of the rules. endings: endings of such words (German "str" of a street).
+    before a unit of time. own: kind of an item's first character → the language's own rules. heads: lower-case words
+    that may begin an item. endings: endings of further such words (German "str" of a street).
     """
 
     voice: Verbalizer
@@ -62,11 +62,11 @@ class Grammar:
 _HEAD = compiled(r"\p{L}*")
 _ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
 _ROMANS = tuple(tens + ones for tens in ("", "x", "xx") for ones in _ONES)
-"""Roman numerals. In a language's words that may begin an item (`heads`), the character # stands for any of them."""
+"""Roman numerals. In the row `heads` of a language's table, the character # stands for any of these numerals."""
 
 
 def heads(locale: Locale) -> frozenset[str]:
-    """Lower-case words that may begin an item which the rules read: the words in the language's tables."""
+    """Return the lower-case words that may begin an item of the rules; they are taken from the language's tables."""
     named = (locale.months, locale.weekdays, locale.abbreviations, locale.currencies, locale.idioms, locale.signs)
     own = locale.words.get("heads", "").split("|")
     plain = [word.replace("#", one) for word in own for one in (_ROMANS if "#" in word else ("",))]
@@ -107,7 +107,7 @@ def load_grammar(voice: Verbalizer) -> Grammar:
 
 
 def number_pattern(locale: Locale) -> str:
-    """A pattern for digits with the language's separators between thousands and before decimals."""
+    """Return a pattern for digits with the language's separators between thousands and before decimals."""
     group = "".join("\u00a0\u202f" if sign == " " else regex.escape(sign) for sign in locale.group)
     blank = r"|(?<!\d\d\d\d) (?=\d{3}(?!\d))" if " " in locale.group else ""
     grouped = rf"\d{{1,3}}(?:(?:[{group}]{blank})\d{{3}})++(?!\d)|\d{{1,2}}(?:,\d{{2}}(?!\d))++,\d{{3}}(?!\d)"

@@ -1,4 +1,4 @@
-"""`Normalizer`, the interface by which a front end reads texts, and `AsWritten`, which leaves a text as it is."""
+"""`Normalizer`, the interface that turns a text into words, and `AsWritten`, which leaves a text as it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BLOCK_CHARS = 500
 """Maximum number of characters that are read at once; a longer text is read block by block."""
 
 _BETWEEN_TAGS = regex.compile(r"\](?=\[)")
-# Ends of blocks, best first. English blocks end before a space: wetext reads a line break by the text around it.
+# Ends of blocks, best first. English blocks end before a space, because wetext reads a line break by the text around.
 # A full stop counts only between a lower-case word and a capital, so that "No. 5" stays whole.
 _BLOCK_ENDS: dict[str, tuple[regex.Pattern[str], ...]] = {
     "en": (
@@ -52,9 +52,9 @@ def check_wanted(cancelled: CancelCheck) -> None:
 
 
 def blocks(text: str, language: str, most: int = MAX_BLOCK_CHARS) -> Iterator[str]:
-    """Cut text into blocks of at most `most` characters, each at the best place in its second half.
+    """Cut text into blocks of at most `most` characters, which end at the best place in their second half.
 
-    language: "zh" or "en"; a block ends where a sentence or a clause of this language ends.
+    language: "zh" or "en", whose marks for the end of a sentence or clause are used.
     """
     start = 0
     while len(text) - start > most:
@@ -89,7 +89,7 @@ class Stretch:
 
     @property
     def language(self) -> str | None:
-        """The language that the text's markup names for its first words."""
+        """The language that tags name for the first words of the stretch; None if no tag names one."""
         return next((run.language for run in self.runs if run.language and run.plain.strip()), None)
 
     def original(self, at: int) -> int:
@@ -103,19 +103,18 @@ class Normalizer(Protocol):
         """Split a text into stretches, which cover it in order. Raises InvalidText for an invalid tag or SSML."""
 
     def pieces(self, stretch: Stretch, language: str, cancelled: CancelCheck = never_cancelled) -> Iterator[Piece]:
-        """The words, block by block; start and end of a piece are positions in `stretch.plain`."""
+        """Yield the stretch's words, block by block; start and end of a piece are positions in `stretch.plain`."""
 
     def words(self, pieces: Iterable[str], language: str | None) -> Iterator[tuple[str, int]]:
-        """Words of a text that arrives in pieces, each with the number of characters covered so far."""
+        """Yield the words of a text that arrives in pieces, with the number of characters read so far."""
 
 
 def whole_words(pieces: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Words of a text that arrives in pieces, each with the number of characters that had been read by then.
+    """Yield the text of pieces again, cut between words, with the number of characters that have been read so far.
 
-    White space, and a last word or tag (`<|en|>`) that may continue, are held back until the next text is known. The
-    words, joined, equal the pieces, joined. Tokenizers write a word with the space before it. If a word is split
-    elsewhere ("gar", "den" or "the ", "garden"), it becomes other tokens than the model has learned. Scripts without
-    spaces between words pass at once.
+    White space at the end, and a last word or tag (`<|en|>`) that may continue, wait for the next piece. This is
+    necessary because a tokenizer joins a word and the space before it: text that is cut elsewhere ("gar", "den" or
+    "the ", "garden") gives tokens that the model has not learned. Scripts without spaces between words do not wait.
 
     Raises:
         InvalidText: a piece is too long, or not a string.

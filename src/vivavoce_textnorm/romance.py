@@ -1,4 +1,4 @@
-"""Verbalizer of European languages: nouns of magnitude, genders, a decimal comma. The words are in the tables."""
+"""Verbalizer of European languages, which have genders, plurals and nouns such as "million"; tables have the words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FEMININE = "/f/"
 
 
 def word_before(found: Match) -> str:
-    """The word before the match, in lower case; "" if a punctuation mark stands between them."""
+    """Return the word before the match, in lower case; "" if there is none, or a punctuation mark follows it."""
     word = _LAST_WORD.search(found.string, max(0, found.start() - 30), found.start())
     return word[1].lower() if word else ""
 
@@ -58,14 +58,14 @@ class European(Verbalizer):
         return self._glue.join(filter(None, (self._hundreds[hundreds], low)))
 
     def gender(self, after: str) -> str:
-        """The gender of the noun that follows: "m", "f" or "n"; "" if no countable noun follows."""
+        """Return the gender of the noun at the start of `after`: "m", "f" or "n"; "" if no countable noun is there."""
         word = compiled(r"\p{L}{2,}").match(after)
         if not word or word[0] in self._no_nouns:
             return ""
         return "n" if self._neuter.match(after) else "f" if self._feminine.match(after) else "m"
 
     def ordinal(self, value: int, after: str = "") -> str:
-        """Say an ordinal in the gender of the noun behind it."""
+        """Say an ordinal in the gender of the noun that follows."""
         return self.place(value, f"/{self.gender(after)}/{after}")
 
     def place(self, value: int, noun: str = "") -> str:
@@ -102,13 +102,13 @@ class European(Verbalizer):
         return f"{self.numeral(whole)} {words['and']} {said}" if whole else said
 
     def reign(self, value: int, name: str = "") -> str:
-        """Say a king's number as an ordinal up to `reign_to`, else as a cardinal. `name` ends with his name."""
+        """Say a ruler's number as an ordinal up to `reign_to`, above it as a cardinal. name: text up to the number."""
         queen = compiled(self.locale.pattern("queens")).fullmatch(name.rpartition(" ")[2].lower())
         ordinal = value <= int(self.locale.words["reign_to"])
         return self.place(value, _FEMININE if queen else "") if ordinal else self.numeral(value)
 
     def phone(self, written: str) -> str:
-        """A phone number: each group digit by digit or in pairs. The first three digits of an odd group go together."""
+        """Say each group of a phone number by digits or, in some languages, in pairs (123 45 for 12345)."""
         pairs = "phone_pairs" in self.locale.words
         parts = (_PAIRS if pairs else compiled(r"\d+")).findall(written)
         said = (
@@ -128,7 +128,7 @@ class European(Verbalizer):
         return said + full_stop(found)
 
     def _place(self, found: Match) -> str:
-        """Read an ordinal: 2.ª; XXe siècle. Groups: f (feminine), noun (gives its gender), s (century)."""
+        """Read an ordinal: 2.ª; XXe siècle. Groups: f: it is feminine; noun: gives the gender; s: "century"."""
         parts = found.groupdict()
         value = roman_value(parts.get("r") or parts["n"])
         after = following(found) if "noun" in parts else ""
@@ -159,7 +159,7 @@ class European(Verbalizer):
         return f"{self.cardinal(1, noun)} {words['part_2']} {noun}" if "half_counted" in words else f"{half} {noun}"
 
     def _price(self, found: Match) -> str:
-        """Read a price: $1,200.50 MXN, as in America; 15€50."""
+        """Read a price in the American form or with cents after the sign: $1,200.50 MXN; 15€50."""
         whole, _, cents = found["n"].replace(",", "").partition(".")
         return self.money(Number(int(whole), cents or found["cents"] or ""), found["code"] or found["sign"])
 

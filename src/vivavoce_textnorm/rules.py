@@ -1,14 +1,14 @@
 """Rules that only one language has, such as English decades: a pattern, the words for it, and examples.
 
-They stand in the section `[rules]` of a table: `name: first: pattern =>said ## written ## spoken`. The example
-follows the first ##. In a table that several languages share, the example begins with the code of its language. The
-rules are tried in their order, before the readers that all languages share.
+The section `[rules]` of a language's table has one rule a line: `name: first: pattern =>said ## written ## spoken`. The
+text `written` is an example, and `spoken` is its reading. In a table that several languages share, the example begins
+with the code of its language. The rules are tried in their order, before the readers that all languages share.
 
-In a pattern, `%units%` stands for any of the locale's units, and so on: see `_meaning`. In `said`, `{number}` is the
-text of the group `number`, put in words by its function in `_WAYS`. `{number2}` is another number, `{count:foot/feet}`
-is a number with its unit, and `{name}` is looked up in `_names`. Text beside a tilde, as in `{number~ to }` or
-`{ to ~ordinal}`, is said only if the group matched. `_` at the start or the end stands for a space. `=>@decade`
-calls the verbalizer's `_decade` with the match; if it returns None, the rule does not apply.
+In a pattern, `%units%` stands for any of the locale's units; `_meaning` has all such names. In `said`, `{number}` is
+the text of the group `number`, put in words by its function in `_WAYS`. `{number2}` is a second group of that kind,
+`{count:foot/feet}` is a number with its unit, and `{name}` is looked up in `_names`. Text beside a tilde, as in
+`{number~ to }` or `{ to ~ordinal}`, is said only if the group matched. `_` at the start or the end stands for a space.
+`=>@decade` calls the verbalizer's `_decade` with the match; if it returns None, the rule does not apply.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _PATTERNS = {
 
 
 Say = Callable[[Any, Match], str | None]
-"""The function of a rule: gets the verbalizer and the match; returns the words, or None if it does not apply."""
+"""The function of a rule: gets the verbalizer and the match; returns the words, or None if the rule does not apply."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """How a language reads one kind of item, such as decades.
 
-    first: the kinds of character with which the item may begin ("digit", "letter", "sign"). A word of letters alone is
-    tried only if it is in `Locale.words["heads"]`, or is an abbreviation or the like. pattern: for the package `regex`
-    (VERSION1, VERBOSE), matched where the item begins; lookbehind is allowed. examples: text that needs this rule → its
-    reading; empty if the table's example is in another language.
+    first: the kinds of character with which the item may begin ("digit", "letter", "sign"). At a word of letters alone,
+    rules are tried only if `grammar.heads` has the word. pattern: for the package `regex` (VERSION1, VERBOSE), matched
+    where the item begins; it may look behind. said: see the module's description. examples: text that needs this rule →
+    its reading; empty if the table's example is in another language.
     """
 
     name: str
@@ -87,7 +87,7 @@ def _quantity(voice: Any, written: str) -> str:
     return str(voice.unit(parse_number(number, voice.locale), voice.locale.units[unit]))
 
 
-# Name of a group, without its number → the function that says the group's text. `noun` is the text after a colon.
+# Name of a group, without its number → the function that says the group's text; `noun`: text after the field's colon.
 _WAYS: Mapping[str, Callable[[Any, str, str], str]] = {
     "cardinal": lambda voice, written, noun: voice.cardinal(int(written), noun),
     "number": lambda voice, written, noun: voice.number(parse_number(written, voice.locale)),
@@ -107,7 +107,7 @@ _WAYS: Mapping[str, Callable[[Any, str, str], str]] = {
 
 
 def _names(locale: Locale) -> dict[str, str]:
-    """The names that `{name}` looks up: abbreviations, months, days, currencies, signs, and the rows of `[names]`."""
+    """Return all names for `{name}`: abbreviations, months, days, currencies, signs, and rows of `[names]`."""
     names = {**locale.abbreviations, **locale.signs, **dict.fromkeys("-−–", locale.words["minus"])}
     names |= {sign: main[-1] for sign, (main, _) in locale.currencies.items()}
     names |= {one: locale.month_names[at - 1] for name, at in locale.months.items() for one in (name, name.title())}
@@ -115,7 +115,7 @@ def _names(locale: Locale) -> dict[str, str]:
 
 
 def _meaning(locale: Locale, place: str) -> str:
-    """The pattern for `%place%`: one of `_PATTERNS`, any of the locale's names, a word or a pattern of the table."""
+    """Return the pattern for `%place%`: from `_PATTERNS`, or for any of the locale's names, or from the table."""
     lists = {
         "months": [*locale.months, *map(str.title, locale.months)],
         "days": locale.weekdays,

@@ -15,17 +15,17 @@ _ADJECTIVES = compiled(r"(?:\p{L}+(?:ых|их|ые|ие) )+(?=\p{L})")
 
 
 def plural(value: int) -> int:
-    """Index of a noun's form after this number: 0 is the form after 1, 1 that after 2 to 4, 2 that after many."""
+    """Return the index of a noun's form after a number: 0 as after 1, 1 as after 2 to 4, 2 as after 5."""
     return 2 if value % 100 in range(11, 20) else 0 if value % 10 == 1 else 1 if value % 10 in (2, 3, 4) else 2
 
 
 def _first_fitting(rows: Fixes, context: str) -> str:
-    """The letter of the first row whose pattern fits the context; "n" if no row fits."""
+    """Return the letters of the first row with a pattern that matches the context; "n" if no row matches."""
     return next((said for pattern, said in rows if pattern.match(context)), "n")
 
 
 def _noun(after: str) -> str:
-    """The first word of the text after a number, in lower case; adjectives in the plural ("новых") are skipped."""
+    """Return the first word of the text after a number, in lower case; skip adjectives in the plural ("новых")."""
     return compiled(r"\p{L}*").match(_ADJECTIVES.sub("", after.lower(), 1) if after[:2].isalpha() else "")[0]
 
 
@@ -47,7 +47,7 @@ class Russian(European):
         self._named = compiled(rf"(?:(?P<m>{kings})|{queens})(?P<end>\p{{Ll}}{{0,2}}) \Z")
 
     def form(self, number: Number, forms: Forms) -> str:
-        """The noun's form for 1, for 2 to 4, or for more; decimals take the form for 2: "пять десятых метра"."""
+        """Return the noun's form after the number; after decimals, the form is as after 2: "пять десятых метра"."""
         if len(forms) < 3 or number.power:
             return forms[-1]
         part = number.decimals and (number.decimals != "5" or number.whole < 2)
@@ -84,7 +84,7 @@ class Russian(European):
         return self.join(head, _ONES[gender][last == "два"]) if last in ("один", "два") and gender in _ONES else said
 
     def noun_gender(self, after: str, few: bool = False, oblique: bool = False) -> str:
-        """The gender of the noun that follows; few: the noun is in the genitive, as after 2 to 4."""
+        """Return the gender of the noun that follows. few: it is in the genitive, as after 2; oblique: in any case."""
         noun = _noun(after)
         if few or oblique:
             return "f" if noun.endswith(("ы", "и") if few else ("ы", "и", "ой", "ей", "е")) and len(noun) > 1 else "m"
@@ -93,7 +93,7 @@ class Russian(European):
         return "f" if len(noun) > 2 and self._feminine.match(noun) else "m"
 
     def case(self, value: int, before: str, after: str) -> str:
-        """The case of a number; it depends on the word before the number, `plural(value)` and the noun after it."""
+        """Return the case of a number, by the word before it, `plural(value)` and the text after it."""
         return _first_fitting(self._cases, f"{before} {plural(value)} {_noun(after)} {after}")
 
     def number(self, number: Number, after: str = "", case: str = "n") -> str:
@@ -116,7 +116,7 @@ class Russian(European):
         return f"{self.say(whole, case, 'f')} цел{'ых' if plural(whole) else {'g': 'ой', 'a': 'ую'}.get(case, 'ая')}"
 
     def ratio(self, sides: Sequence[str]) -> str:
-        """3:1 is "три один"; the scales of maps have another rule."""
+        """3:1 is "три один"; `_scale` reads the scale of a map."""
         return " ".join(sides)
 
     def day(self, day: int) -> str:
@@ -179,7 +179,7 @@ class Russian(European):
         before, end = word_before(found), found["end"]
         case = "n" if not end else "p" if end == "е" or (end == "и" and before == "на") else "g"
         if case == "g" and before not in ("с", "со", "из", "до", "от", "около", "после", "для"):
-            return None  # a number of floors, not an ordinal
+            return None  # a count of floors, not an ordinal
         return self.rank(roman_value(found["n"]), case, gender) + " "
 
     def _year(self, found: Match) -> str | None:

@@ -1,9 +1,9 @@
-"""The tables of a language: how it writes and names things, from a file in the folder `data`.
+"""Reads a language's tables, which say how the language writes and names things, from a file in the folder `data`.
 
-A file has sections: `[name]`, then its rows, separated by semicolons. In a row, a space separates the written form from
-the spoken one, and an underscore is a space. A unit `(kcm)m` has `prefixes`: it stands for km, cm and mm. In sections
-that end in `_fixes`, a row is a pattern and its replacement. There and in `rules` each line is a row, and a line that
-begins with two blanks continues the one before. `base` in `format` names a file whose sections are shared.
+A file has sections: `[name]`, then rows that semicolons separate. In a row, a space separates the written form from the
+spoken form, and an underscore stands for a space. The unit `(kc)m` has `prefixes`: it stands for km and cm. In sections
+with names in `_fixes`, a row is a pattern and its replacement. There and in `rules`, each line is a row, and a line
+that begins with two blanks continues the line before. `base` in `format` names a file with further sections.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from vivavoce_textnorm.types import Forms
 Fixes = tuple[tuple[Match, str], ...]
 _PREFIXED = compiled(r"\((.+)\)(.+)")
 _ADDED = {"format": "; ", "rules": "\n", "units": ";\n", "currencies": ";\n", "words": ";\n"}
-"""Sections that extend the base's section instead of replacing it → the separator between the two parts."""
+"""Section that extends the section of the `base` file instead of replacing it → the text between the two parts."""
 
 
 @dataclass(frozen=True)
 class Locale:
     """How a language writes and names things: data for the rules, which are the same for all languages.
 
-    decimal: the sign before decimals. group: characters between thousands (a blank for all blanks). order: the order
-    of day, month and year in digits, such as "mdy". joint: separator of spoken words, "" in scripts without spaces.
-    digits: the names of 0 to 9; phone_digits: their names in phone numbers, if they differ.
+    decimal: the sign before decimals. group: characters between thousands (a blank stands for any blank). order: the
+    order of day, month and year in digits, such as "mdy". joint: separator of spoken words, "" in scripts without
+    spaces. digits: the names of 0 to 9. phone_digits: their names in phone numbers; empty if they are the usual names.
 
-    months: names and abbreviations in lower case without a full stop → 1 to 12. magnitudes: words and letters behind a
-    number → power of ten. units: symbols ("km/h", "°C") → forms. currencies: symbols and codes ("$", "USD") → forms of
-    the currency and of its hundredth part (() for none). abbreviations: with their full stop → words. signs: single
-    characters (`@`, `/`, `+`, `=`, `≤`, `&`) → words. words: other words, by the keys that `Verbalizer` names. idioms:
-    items that have a reading of their own ("24/7"). sections: the whole table.
+    months: names and abbreviations in lower case, with or without full stop → 1 to 12. magnitudes: word or letter
+    behind a number → power of ten. units: symbol ("km/h", "°C") → forms. currencies: symbol or code ("$", "USD") →
+    forms of the currency, and of its hundredth part (empty if it has none). abbreviations: with their full stop →
+    words. signs: character (`@`, `/`, `≤`) → words. words: other words, by the keys that `Verbalizer` uses. idioms: an
+    item with a reading of its own ("24/7") → this reading. sections: section of the file → its text.
     """
 
     language: str
@@ -56,7 +56,7 @@ class Locale:
     sections: Mapping[str, str]
 
     def list(self, name: str) -> tuple[str, ...]:
-        """Words of a section, in order; () if the language does not have the section."""
+        """Return the words of a section, in order; an empty tuple if the language does not have the section."""
         return tuple(word.replace("_", " ") for word in self.sections.get(name, "").split())
 
     def pattern(self, name: str) -> str:
@@ -67,7 +67,7 @@ class Locale:
         return tuple((compiled(pattern.replace("_", " ")), said.replace("_", " ")) for pattern, said in rows)
 
     def pairs(self, name: str) -> dict[str, str]:
-        """Written form → spoken form. A space in the written form also matches a no-break space or nothing."""
+        """Return written form → spoken form. A space in the written form may be a no-break space, or missing."""
         return _pairs(self.sections.get(name, ""))
 
 
@@ -114,7 +114,7 @@ def _read_sections(name: str) -> dict[str, str]:
         return own
     shared = _read_sections(base)
     for name, between in _ADDED.items():
-        both = (own, shared) if name == "rules" else (shared, own)  # of two rules the first wins, of two words the last
+        both = (own, shared) if name == "rules" else (shared, own)  # the first rule wins, but the last word
         own[name] = between.join(part[name] for part in both if name in part)
     if "traditional" in own:
         characters = str.maketrans(*own["traditional"].split())

@@ -1,4 +1,4 @@
-"""Values that are passed around: pieces and runs of a text, the choices of a request, and numbers."""
+"""Values that the other modules exchange: pieces and runs of a text, the settings of a request, and numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
 
 @dataclass(frozen=True)
 class Piece:
-    """Characters start … end − 1 of a text and what is said for them.
+    """Characters start … end − 1 of a text, and `spoken`, the text that is said for them.
 
-    rule: the name of the rule that changed them; None where they are said as they are written. Pieces of a text cover
-    it whole, in order, without gaps; if `spoken` is empty, `rule` gives the reason.
+    rule: the name of the rule that changed the characters; None if they are said as they are written. The pieces of a
+    text cover it in order, without gaps. If `spoken` is empty, `rule` gives the reason.
     """
 
     start: int
@@ -26,7 +26,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class NormalizedText:
-    """A text with what is said for it; pieces cover the text in order."""
+    """A text and its pieces, which cover the text in order."""
 
     text: str
     pieces: tuple[Piece, ...]
@@ -44,8 +44,8 @@ class NormalizedText:
 class Number:
     """A number as it was written.
 
-    whole: the digits before the decimal sign. decimals: the digits after it, as written ("50" in 3.50), or "". power:
-    the power of ten that the word after the number means (6 in "2.5 million"), or 0 without such a word.
+    whole: the number before the decimal sign. decimals: the digits after the decimal sign, as written ("50" in 3.50),
+    or "". power: the power of ten that a word after the number adds (6 in "2.5 million"), or 0 without such a word.
     """
 
     whole: int
@@ -59,17 +59,17 @@ class Number:
 
 
 Forms = tuple[str, ...]
-"""The forms of a counted noun, from the form for one to the form for many; their number depends on the language."""
+"""The forms of a noun, from the form after 1 to the form after large numbers; how many depends on the language."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The choices of a request, and the abilities of the loaded model.
+    """The settings of a request, and the abilities of the loaded model.
 
     named_emojis: emojis are said by their Unicode names, in English, instead of being silent. silent_code: code between
-    backticks is left out. marks: the model's tags (`[laughter]`), which stay unchanged and win over every rule.
-    lexicon: word → its respelling for the model, in letters or tags. unread: languages that the model does not speak;
-    their sentences are read as text that shows no language. day_first: 3/4/2026 is a day of April in English, too.
+    backticks is left out. marks: the model's tags (`[laughter]`), which no rule changes. lexicon: word → its respelling
+    for the model, in letters or tags. unread: languages that the model does not speak; their sentences are read in the
+    language of the request. day_first: in English too, 3/4/2026 is the third of April.
     """
 
     named_emojis: bool = False
@@ -82,9 +82,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Say:
-    """Text that is said in the way that a tag names, instead of by the rules.
+    """The content of a tag such as `[spell: NASA]`, which is said in the tag's way instead of by the rules.
 
-    how: one of `FORMS`; order: the order of a date's numbers, such as "dmy"; "" if it is not given."""
+    how: a key of `inline_tags.FORMS`; order: the order of a date's numbers, such as "dmy", or "" if it is not given."""
 
     how: str
     content: str
@@ -96,8 +96,8 @@ class TextRun:
     """Characters of a text with the same language, rate and pause.
 
     pieces: cover the characters; their `spoken`, joined, is the text that the rules read. said: private-use character
-    in that text → the content for which it stands. language: None for the language of the text around the run. rate:
-    multiplies the request's speed. pause_s: seconds of silence, if the run is a pause.
+    in that text → the tag's content for which it stands. language: None if the run has the language of the text around
+    it. rate: multiplies the request's speed. pause_s: seconds of silence; 0 if the run is not a pause.
     """
 
     pieces: list[Piece]
@@ -112,7 +112,7 @@ class TextRun:
 
 
 def original(pieces: Sequence[Piece], at: int) -> int:
-    """Map a position in the joined words of the pieces to the text; the words' end maps to the last piece's end."""
+    """Map a position in the joined `spoken` of the pieces to a position in the text; the end to the last end."""
     offsets = [*accumulate((len(piece.spoken) for piece in pieces), initial=0)]
     if at >= offsets[-1]:
         return pieces[-1].end
