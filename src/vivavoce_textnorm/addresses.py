@@ -135,12 +135,12 @@ def read_key_code(place: Cursor) -> Found:
 
 
 def read_acronym(place: Cursor) -> Found:
-    """Read an acronym such as U.S.A. without its full stops; the last one stays if the sentence ends there."""
+    """Read an acronym such as U.S.A. without its full stops, except a full stop that also ends the sentence."""
     if not (found := place.match(_DOTTED)):
         return None
     name = place.text[found.end() : found.end() + 1] == " " and place.after(found.end())[:1].isupper()
     if name and len(found[0]) == 4 and found[0] not in _COUNTRIES:
-        return None  # initials of a name: J. K.
+        return None  # the initials of a name, as in J. K.
     rest = place.after(found.end())
     ends = found[0][-1] == "." and (not rest or "\n" in place.text[found.end() : found.end() + 2])
     return found.end() - ends, found[0].replace(".", ""), "acronym"

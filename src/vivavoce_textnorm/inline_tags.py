@@ -1,7 +1,7 @@
-"""Tags in a text that control how it is read: `[pause 0.5s]`, `[spell: NASA]`; `ssml` reads further tags.
+"""Reads tags that control how a text is read, such as `[pause 0.5s]` and `[spell: NASA]`; `ssml` reads XML tags.
 
-A text becomes runs. In a run, one private-use character of Unicode stands for the content of such a tag, so that no
-rule reads the content. It is put in words when the language of its sentence is known.
+`Runs` splits a text into runs. In a run, a private-use character of Unicode stands for the content of each tag such as
+`[spell: NASA]`, so that no rule changes it. The content is put in words when the language of its sentence is known.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from vivavoce_textnorm.types import Piece, Say, TextRun
 from vivavoce_textnorm.verbalizer import Verbalizer
 
 MAX_PAUSE_S = 10.0
-"""Maximum length of one pause, in seconds; the engine has the same limit."""
+"""Maximum length of a single pause, in seconds; the engine has the same limit."""
 MAX_PAUSES_S = 120.0
 """Maximum length of all pauses of a text together, in seconds."""
 MAX_RUNS = 500
-"""Maximum number of runs of a text: each run is synthesised by itself, which costs more than its words."""
+"""Maximum number of runs of a text: each run is synthesised by itself, which takes more time than a run's words."""
 
 FORMS: Mapping[str, Match] = {
     "spell": compiled(r".*[\p{L}\p{N}].*"),
@@ -32,7 +32,7 @@ FORMS: Mapping[str, Match] = {
     "time": compiled(r".*\d.*"),
     "phone": compiled(r"(?=.*\d)[+\d\s./()-]+"),
 }
-"""Name of a tag `[name: …]` → pattern that its content must match."""
+"""Name of a tag `[name: …]` → pattern that the tag's content must match."""
 SECONDS = r"(?P<number>\d{1,6}(?:[.,]\d{0,6})?|\.\d{1,6})\s?(?P<unit>(?i:m?s(?:ec)?))"
 HOW = "|".join(FORMS)
 STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.7, "x-strong": 1.0}
@@ -93,7 +93,7 @@ class Runs:
         self.add(start, end, sign, "say-as")
 
     def pause(self, start: int, end: int, seconds: float) -> None:
-        """Add a pause that the characters start … end − 1 of the text ask for. InvalidText: the pause is too long."""
+        """Add a pause; the characters start … end − 1 of the text are its tag. InvalidText: the pause is too long."""
         if seconds > MAX_PAUSE_S:
             raise InvalidText(
                 f"text: the pause at character {start} is {seconds:g} s, the limit is {MAX_PAUSE_S:g} s; shorten it"

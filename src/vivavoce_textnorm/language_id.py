@@ -19,7 +19,7 @@ _DAY_FIRST = frozenset(("gb", "uk", "au", "nz", "ie", "in", "za", "sg", "hk", "m
 _CHINESE = regex.compile("[\u4e00-\u9fff]")
 _SPEAKABLE = regex.compile(r"[\p{L}\p{N}]")
 
-# Letters and frequent words of each language, without words that are also English or part of names (la, von, du).
+# Letters and frequent words of each language, without words that are also English or parts of names (la, von, du).
 _FREQUENT: dict[Language, str] = {
     "en": """the and of to is are with for that this it you have not from by be at they we he she his my your their our
         had would could can there which what when who how does did were been if or but him them its these said""",
@@ -34,12 +34,12 @@ _FREQUENT: dict[Language, str] = {
         questa ore poi mi si ho se può essere viene tutti à è é ì ò ù""",
 }
 FREQUENT_WORDS = {language: frozenset(words.split()) for language, words in _FREQUENT.items()}
-"""Language in Latin script → frequent words that tell it from the others."""
+"""Language in Latin script → its letters and frequent words, which show that a text is in this language."""
 _KNOWN = frozenset().union(*FREQUENT_WORDS.values())
 # Ignored: capitalised words that begin names (Los Angeles), and short words in capitals, which may be acronyms.
 _NO_EVIDENCE = regex.compile(r"Al|Del|Des|Les|Los|Las|\p{Lu}{1,3}")
 
-# A single の is written in Chinese as well, and single Cyrillic letters are written in formulas.
+# A single の is no evidence, because Chinese writes it as well; nor is a single Cyrillic letter, as in a formula.
 _EVIDENCE = regex.compile(
     r"(?P<ja>(?!の(?!\p{Hiragana}))[\p{Hiragana}\p{Katakana}][\p{Hiragana}\p{Katakana}ー]*)|(?P<ko>\p{Hangul}+)"
     r"|(?P<ru>\p{Cyrillic}{2,})|(?P<zh>\p{Han}+)|(?P<question>[¿¡])|(?P<tag>\[\S{1,100}?\]|<\S{1,100}?>)|[\p{Latin}\p{M}]+"
@@ -51,7 +51,7 @@ _CHINESE_ALONE = regex.compile(
 
 
 def with_country(code: str, tag: str) -> str:
-    """The code, or `DAY_FIRST` for English if the tag's country writes the day first, as in en-au."""
+    """Return the code, or `DAY_FIRST` for English if the tag's country writes the day first, as in en-au."""
     return code if code != "en" or _DAY_FIRST.isdisjoint(tag.lower().split("-")) else DAY_FIRST
 
 
@@ -63,17 +63,18 @@ def contains_chinese(text: str) -> bool:
 def is_speakable(text: str) -> bool:
     """Whether the text holds at least one letter or number.
 
-    It is stricter than "not only punctuation": an emoji with a variation selector is neither punctuation nor speakable.
+    Text without punctuation may not be speakable either: an emoji has no letter or number.
     """
     return _SPEAKABLE.search(text) is not None
 
 
 def detect_language(text: str, before: Language | None = None) -> Language:
-    """Detect the language of a text; if the text shows none, it is `before`, the language of the text before it.
+    """Detect the language of a text. before: the language of the text before it, for a text that shows no language.
 
-    Words in kana, hangul or Cyrillic decide if there are at least as many of them as of English words, and more than of
-    Chinese ones. A language in Latin script needs two frequent words, or one and a letter with a mark, and two more for
-    each English word. Any other text is Chinese if it contains a Chinese character, else English.
+    Kana, hangul or Cyrillic words decide the language if they are at least as many as the frequent English words, and
+    more than the Chinese words. A language in Latin script needs two frequent words (or a frequent word and a letter
+    with a mark), and two more for each frequent English word. Any other text is Chinese if it has a Chinese character;
+    else its language is `before`, or English.
     """
     met: defaultdict[str, set[str]] = defaultdict(set)
     text = html.unescape(text)  # else "le" in &le; would count as a French word
@@ -97,7 +98,7 @@ def detect_language(text: str, before: Language | None = None) -> Language:
     return before if before not in (None, "zh") and not english else "en"
 
 
-# Used for single sentences: language → pattern of how its words end, and further frequent words.
+# Used for single sentences: language → pattern of its words' endings, and further frequent words.
 _OF_A_SENTENCE = {
     "en": (
         r".*(?:ing|ed|ly|th|gh|ck|ys?|ght|ow|ers?|ts|ks|ll|oo\w|ee\w)",
@@ -133,13 +134,13 @@ _OF_A_SENTENCE = {
 }
 _WORD = compiled(r"(?<![\p{L}\p{N}])[\p{Latin}\p{M}]+")
 _ACRONYM = compiled(r"\p{Lu}{2,}")
-# These do not count: articles that begin names in any language (Le Mans), the letters of "i.e.", which are Italian
-# words, and German words that English has, too ("am" after an hour or "I", and "War" in names).
+# Words that show no language: articles that begin names in any language (Le Mans), the letters of "i.e.", which are
+# Italian words, and German words that English has, too ("am" after an hour or "I", and "War" in names).
 _SHOWS_NONE = compiled(
     r"(?<!\p{L})(?:(?:Le|La|Les|El|Los|Las|Il|De|Des|Del|Di|Da|Du|San|Santa) \p{Lu}\p{Ll}+|\p{L}\.(?:\s?\p{L}\.)+"
     r"|(?:(?<=\d ?)|(?<=(?<!\p{L})I ))am|(?<=\p{Lu}\p{Ll}+ )War|War(?= (?:\p{Lu}|\d)))(?!\p{Ll})"
 )
-_LETTER, _SHORT, _ENDING, _BEFORE = 0.4, 0.6, 0.35, 1.2  # weights of these features; a frequent word has 1
+_LETTER, _SHORT, _ENDING, _BEFORE = 0.4, 0.6, 0.35, 1.2  # weights beside a frequent word's 1
 
 
 def _marks_of(language: Language, ending: str, words: str) -> tuple[set[str], set[str], Match]:
@@ -155,9 +156,9 @@ _MARKS: dict[str, tuple[set[str], set[str], Match]] = {
 
 
 def detect_sentence_language(text: str, before: str | None) -> str:
-    """The language of one sentence: like `detect_language`, but in Latin script a single word or ending counts.
+    """Detect the language of one sentence as `detect_language` does, but a single Latin word or ending may decide it.
 
-    before: the language of the sentence before it or of the request, which wins ties.
+    before: the language of the sentence before it, or of the request; it has an advantage over the others.
     """
     known = next((one for one in get_args(Language) if one == before), None)
     detected = detect_language(text, known)

@@ -1,4 +1,4 @@
-"""Lexicons: words and their respellings, read from files, for all requests, for a voice or for a key's owner."""
+"""Lexicons: words and their respellings, from files, for all requests, for one voice, or for the owner of one key."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_BYTES = 1 << 20
 
 
 class Lexicon(Mapping[str, str]):
-    """Immutable mapping from a word to its respelling, which is said for it.
+    """Immutable mapping from a word to its respelling, which is said instead of the word.
 
-    Raises InvalidRequest if a word is empty, and InvalidText if it is not a string or holds control characters.
+    Raises InvalidRequest if a word or respelling is empty, InvalidText if it is not a string or has control characters.
     """
 
     def __init__(self, words: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -89,7 +89,7 @@ class Lexicons:
     owners: Mapping[str, Lexicon]
 
     def of(self, owner: str, voice: str) -> Lexicon:
-        """The words for a request: the owner's words win over the voice's words, and these over everybody's."""
+        """Return a request's lexicon: the owner's words win over the voice's words, and these over all.tsv."""
         return _joined(self.everybody, self.voices.get(voice, NO_WORDS), self.owners.get(owner, NO_WORDS))
 
 
@@ -99,10 +99,10 @@ def _joined(*parts: Lexicon) -> Lexicon:
 
 
 def read_lexicons(folder: Path | None) -> Lexicons | None:
-    """Read all.tsv, voices/NAME.tsv and keys/NAME.tsv of a folder; each may be missing. None without a folder.
+    """Read all.tsv, voices/NAME.tsv and keys/NAME.tsv of a folder; each may be missing. Return None without a folder.
 
-    A name is looked up among the files that exist, and is never a part of a path. Raises InvalidRequest as
-    `read_lexicon` does, or if a file has another name.
+    All files are read at once, so a request's name never becomes part of a path. Raises InvalidRequest as
+    `read_lexicon` does, if `folder` is not a folder, or if a file in it has another name than all.tsv.
     """
     if folder is None:
         return None

@@ -1,4 +1,4 @@
-"""A `Normalizer` that reads texts by the natural rules."""
+"""Reads texts by the natural rules: `NaturalNormalizer` implements `Normalizer`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def read_block(
     length: int = 0,
     cancelled: CancelCheck = never_cancelled,
 ) -> str:
-    """Read the block in this process, one block at a time. `length` and `cancelled` are not used: readers in other
-    processes, for which callers may have to wait, take the same arguments and need them.
+    """Read a block in this process, one block at a time. inside: see `read_run`. `length` and `cancelled` are not used:
+    `ReadingProcesses.read_block` has the same arguments and needs them.
     """
     with READING:
         return read_run(block, language, settings, said, inside).spoken
@@ -34,9 +34,9 @@ def read_block(
 class NaturalNormalizer:
     """Normalises a text to the words that a person would say.
 
-    read_block: reads a block, here or in another process, with the arguments of `read_block`. one_language: the model
-    speaks only English and the text's language. chinese: converts Chinese words to the form that the model knows;
-    its second argument tells whether the text ends there.
+    one_language: the model speaks only English and the text's language. chinese: converts Chinese words to the form
+    that the model knows; its second argument is whether the text ends after these words. read_block: reads a block in
+    this process or in another one; it has the arguments of the function `read_block`.
     """
 
     settings: Settings
@@ -68,7 +68,7 @@ class NaturalNormalizer:
         return natural_words(pieces, wanted, self._settings(wanted or "en"))
 
     def read(self, text: str, language: str) -> NormalizedText:
-        """The words of a whole text with the rule that made each change; pauses and rates are left out."""
+        """Return the words of a whole text, with the rule that made each change; pauses and rates are ignored."""
         with READING:
             return read(text, language, self._settings(language))
 

@@ -84,7 +84,7 @@ class Russian(European):
         return self.join(head, _ONES[gender][last == "два"]) if last in ("один", "два") and gender in _ONES else said
 
     def noun_gender(self, after: str, few: bool = False, oblique: bool = False) -> str:
-        """Return the gender of the noun that follows. few: it is in the genitive, as after 2; oblique: in any case."""
+        """Return the gender of the next noun. few: it is in the genitive, as after 2; oblique: it is not nominative."""
         noun = _noun(after)
         if few or oblique:
             return "f" if noun.endswith(("ы", "и") if few else ("ы", "и", "ой", "ей", "е")) and len(noun) > 1 else "m"

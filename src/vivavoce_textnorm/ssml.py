@@ -40,9 +40,9 @@ def is_ssml(text: str) -> bool:
 
 
 def find_runs(text: str, marks: frozenset[str]) -> list[TextRun]:
-    """Split any text into runs, which cover it in order. `marks` are the model's tags, which stay as they are.
+    """Split a text, with or without SSML, into runs, which cover it in order. marks: the model's tags, which stay.
 
-    Raises InvalidText for SSML that is malformed or holds a forbidden part, and for a pause or rate beyond its limits.
+    Raises InvalidText for SSML that is malformed or has a forbidden part, and for a pause or rate beyond its limits.
     """
     if "[" not in text and "<" not in text:  # true for most texts
         return [TextRun([Piece(0, len(text), text)] if text else [])]
@@ -146,7 +146,7 @@ class _Document:
 
 
 def _events(text: str) -> list[tuple[int, str, tuple[Any, ...]]]:
-    """Events of the XML parser, each with the character at which it begins; the first one begins at 0."""
+    """Return the XML parser's events: position in the text, kind, values. The first event is at position 0."""
     events: list[tuple[int, str, tuple[Any, ...]]] = []
     parser, begin = expat.ParserCreate("utf-8"), len(text) - len(text.lstrip())
     data, byte, character = text[begin:].encode(), 0, begin
@@ -194,7 +194,7 @@ def _break(start: int, attributes: Mapping[str, str]) -> float:
 
 
 def phonemes(alphabet: str, written: str, marks: frozenset[str]) -> str | None:
-    """Return the model's tags for phones ("arpabet") or syllables ("pinyin"); None if the model lacks one of them."""
+    """Return the model's tags for phones ("arpabet") or syllables ("pinyin"); None if the model lacks any of them."""
     found: list[str] = []
     for one in written.split():
         syllable = _SYLLABLE.fullmatch(unicodedata.normalize("NFC", one.lower().replace("v", "ü").replace("u:", "ü")))

@@ -1,4 +1,4 @@
-"""The words of each language for numbers, dates, times and amounts: one `Verbalizer` a language."""
+"""Puts numbers, dates, times and amounts in words; each language has its own `Verbalizer`."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")
 _RUN_OR_SIGN = compiled(r"\d+|\p{L}+|.")
 _LONG = compiled(r"(?<!\d)\d{8,}[Xx]?(?!\d)")
-# Groups of long numbers: 138 1234 5678, 400 820 8820, 110101 1990 0307 888X; others in fours.
+# Cuts long numbers into groups: 138 1234 5678, 400 820 8820, 110101 1990 0307 888X; other numbers into fours.
 _PAUSED = compiled(
     r"\A\d{3}(?=\d{6,8}\Z)|(?<=\A\d{3})\d{3}(?=\d{3,4}\Z)|\A\d{6}(?=\d{11}.\Z)|[\dXx]{4}(?=[\dXx]{3})|[\dXx]+"
 )
 
 
 class Verbalizer(ABC):
-    """Puts numbers, dates, times and amounts of one language in words, by its tables.
+    """Puts numbers, dates, times and amounts of one language in words, by the language's tables.
 
-    `after` is the text that follows (up to 40 characters, blanks stripped), which decides gender and case; "" if
-    nothing follows. The keys of `locale.words` are point, minus, to (range), score, ratio, percent, and others that a
-    language's own methods use.
+    In all methods, `after` is the text that follows the number (up to 40 characters, without blanks before it), which
+    decides gender and case; "" if nothing follows. The keys of `locale.words` are point, minus, to (in a range), score,
+    ratio, percent, and others that a language's own methods use.
     """
 
     def __init__(self, language: str) -> None:
@@ -52,18 +52,18 @@ class Verbalizer(ABC):
 
     @abstractmethod
     def _numeral(self, value: int) -> str:
-        """Say a cardinal number of at most 36 digits without a noun behind it; 2024 is not said as a year."""
+        """Say a cardinal number of at most 36 digits without a noun after it; 2024 is not said as a year."""
 
     @abstractmethod
     def ordinal(self, value: int, after: str = "") -> str: ...
 
     @abstractmethod
     def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
-        """Say a time of the day. second: None for 0; half: "am" or "pm" if the text has it in any form, else ""."""
+        """Say a time of the day. second: None for 0; half: "am" or "pm" if the text names it in any form, else ""."""
 
     @abstractmethod
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
-        """Say a fraction such as 1/2, or 1½ with a whole number before it (0: none)."""
+        """Say a fraction such as 1/2, or 1½ if `whole`, the number before the fraction, is not 0."""
 
     def cardinal(self, value: int, after: str = "") -> str:
         return self._formed(self.numeral(value), "counted_fixes", after) if after else self.numeral(value)
@@ -88,23 +88,23 @@ class Verbalizer(ABC):
         return f"{self.locale.joint}{self.locale.words[word]}{self.locale.joint}".join(sides)
 
     def form(self, number: Number, forms: Forms) -> str:
-        """The form of a noun that goes with the number; French has the singular below two: 1,5 million."""
+        """Return the form of a noun after the number; French uses the singular below 2: 1,5 million."""
         below_two = "below_two" in self.locale.words and number.whole < 2 and not number.power
         return forms[0] if number.is_one or below_two else forms[-1]
 
     def digits(self, digits: str, phone: bool = False) -> str:
-        """Say digits one by one; phone: with the language's words for telephone numbers, if they differ (Chinese 1)."""
+        """Say digits one by one; phone: with the words for telephone numbers, if the language has them (Chinese 1)."""
         names = (phone and self.locale.phone_digits) or self.locale.digits
         return self.join(*(names[int(digit)] for digit in digits))
 
     def one_by_one(self, written: str, phone: bool = False) -> str:
-        """Say digits by name and letters as they are, with pauses between groups; long numbers are cut into groups."""
+        """Say digits by name, keep letters, and set pauses between groups; cut long numbers into groups."""
         written = _LONG.sub(lambda found: " ".join(_PAUSED.findall(found[0])), written)
         said = (
             self.join(*(self.digits(one, phone) if one.isdecimal() else one for one in _RUN.findall(group)))
             for group in _GROUP.findall(written)
         )
-        tight = "，" if sum(map(str.isalnum, written)) > 6 else ""  # 021-5555: a short number is said at one go
+        tight = "，" if sum(map(str.isalnum, written)) > 6 else ""  # 021-5555: a short number has no pauses
         return (", " if self.locale.joint else tight).join(said)
 
     def secret(self, written: str) -> str:
@@ -128,7 +128,7 @@ class Verbalizer(ABC):
         return self.between(said, "point" if self.locale.decimal == "." else "version")
 
     def decimals(self, digits: str) -> str:
-        """Say the digits after the point. If two are read as one number, 3,14 has "quatorze" and 0,05 "zéro cinq"."""
+        """Say decimals by digits; in some languages two decimals are one number: 3,14 has "quatorze"."""
         pair = "decimal_pairs" in self.locale.words and len(digits) == 2 and digits[0] != "0"
         return self.numeral(int(digits)) if pair else self.digits(digits)
 
@@ -142,7 +142,7 @@ class Verbalizer(ABC):
         return self.join(self.locale.words["minus"] if number.negative else "", said)
 
     def magnitude(self, number: Number) -> str:
-        """The word for 10 to the power of `number.power`: the first one of the table."""
+        """Return the table's first word for 10 to the power of `number.power`, such as "million"."""
         return next(word for word, power in self.locale.magnitudes.items() if power == number.power)
 
     def year(self, value: int) -> str:
@@ -158,7 +158,7 @@ class Verbalizer(ABC):
         return f" {joint} ".join(filter(None, parts)) if joint else self.join(*parts)
 
     def duration(self, hours: int | None, minutes: int, seconds: Number | None) -> str:
-        """Say a duration such as 1:02:03. If hours or seconds is None, the last of the others is silent if it is 0."""
+        """Say a duration such as 1:02:03. If `hours` or `seconds` is None, the last part is left out if it is 0."""
         parts = ((None if hours is None else Number(hours), "h"), (Number(minutes), "min"), (seconds, "s"))
         named = [(value, name) for value, name in parts if value is not None]
         said = [self.unit(value, self.locale.units[name]) for value, name in named]
@@ -167,7 +167,7 @@ class Verbalizer(ABC):
         return self.join(*(f"{one}," for one in said[:-2]), said[-2], self.locale.words["and"], said[-1])
 
     def money(self, number: Number, currency: str) -> str:
-        """Say an amount; currency: a key of `locale.currencies`. 3.50 is said as whole units and hundredths, if any."""
+        """Say an amount; currency: a key of `locale.currencies`. 3.50 is said in units and, if there are any, cents."""
         main, minor = self.locale.currencies[currency]
         if not minor:
             number = replace(number, decimals=number.decimals.rstrip("0"))
@@ -183,14 +183,14 @@ class Verbalizer(ABC):
         return self.join(self.locale.words["minus"] if number.negative else "", said)
 
     def unit(self, number: Number, forms: Forms) -> str:
-        """Say a number with its unit: "un millón de euros"; a form may name the number's place: "每小时{}公里"."""
+        """Say a number with its unit: "un millón de euros". In the form "每小时{}公里", the number replaces {}."""
         before, _, form = self.form(number, forms).rpartition("{}")
         said, millions = self.number(number, form), number.whole and not number.whole % 10**6 and not number.decimals
         many = "of_many" in self.locale.words and (number.power >= 6 or millions)
         return self.of(said, form) if many else self.join(before.strip(), said, form)
 
     def of(self, said: str, form: str) -> str:
-        """Join millions, or a fraction, and a unit: "un millón de euros"."""
+        """Join millions, or a fraction, with a unit: "un millón de euros"."""
         of = self.locale.words.get("of_many", "")
         return f"{said} d'{form}" if of == "d'" and form[0] in "aehiou" else self.join(said, of.replace("'", "e"), form)
 
@@ -210,9 +210,9 @@ class Verbalizer(ABC):
 
 @cache
 def load_verbalizer(language: str, day_first: bool = False) -> Verbalizer | None:
-    """Import and return the verbalizer of a language; None for a language without one.
+    """Import and return the verbalizer of a language; None for a language that has no verbalizer.
 
-    day_first: 3/4/2026 is a day of April, whatever the language's table says.
+    day_first: 3/4/2026 is the third of April, even if the language's table has the month first.
     """
     if language not in VERBALIZERS:
         return None
