@@ -73,8 +73,7 @@ def detect_language(text: str, before: Language | None = None) -> Language:
 
     Kana, hangul or Cyrillic words decide the language if they are at least as many as the frequent English words, and
     more than the Chinese words. A language in Latin script needs two frequent words (or a frequent word and a letter
-    with a mark), and two more for each frequent English word. Any other text is Chinese if it has a Chinese character;
-    else its language is `before`, or English.
+    with a mark), and two more for each frequent English word. Any other text with a Chinese character is Chinese.
     """
     met: defaultdict[str, set[str]] = defaultdict(set)
     text = html.unescape(text)  # else "le" in &le; would count as a French word

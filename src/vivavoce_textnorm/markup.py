@@ -18,7 +18,7 @@ _HTML = (
     "lang|laughter|legend|li|link|main|mark|meta|nav|ol|optgroup|option|p|phoneme|pre|prosody|q|s|samp|say-as|script|section|select|small|span|speak|strike|"
     "strong|style|sub|summary|sup|svg|table|tbody|td|textarea|tfoot|th|thead|time|title|tr|tt|u|ul|var|video|voice|break"
 )
-# A letter and words without a value, not closed by a tag, are a comparison: a<b and c>d.
+# An opening tag of one letter, whose attributes have no values and which is never closed, is a comparison: a<b and c>d.
 _COMPARED = (
     r"<(?P<one>[a-zA-Z])\s+(?!hidden|inert|download|item)[^<>=]*>"
     r"(?!(?:(?!<(?P=one)\b)[\s\S]){0,2000}?</(?P=one)\s*>)"
@@ -28,9 +28,9 @@ _PAUSING = compiled(
     r"header|legend|li|main|nav|optgroup|option|p|pre|section|summary|table|t[dhr]|title)"
 )
 _APART = compiled(r"(?i:button|input|label|select|textarea)")
-"""Elements that stand in a line, apart from the words beside them."""
+"""Elements within a line that a space separates from the words beside them."""
 _ATTRIBUTES = r"(?:\s(?>=\s*\"[^\"<]{0,500}\"|=\s*'[^'<]{0,500}'|[^<>]){0,1000}+)?"
-# Pairs of regional letters that are flags; other ones are letters.
+# Pairs of regional indicator letters that are flags; other regional letters are read as letters.
 _FLAGS = (
     "A[C-GILMOQ-UWXZ]|B[ABD-JL-OQ-TVWYZ]|C[ACDF-IK-RU-Z]|D[EGJKMOZ]|E[ACEGHR-U]|F[IJKMOR]|G[ABD-ILMNP-UWY]|H[KMNRTU]|"
     "I[CDEL-OQ-T]|J[EMOP]|K[EGHIMNPRWYZ]|L[ABCIKR-VY]|M[AC-HK-Z]|N[ACEFGILOPRUZ]|OM|P[AEFGHK-NR-TWY]|QA|R[EOSUW]|"
@@ -47,10 +47,10 @@ STYLED = (
     "Ⓐ-ⓩ\U0001f110-\U0001f129\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189🇦-🇿"
     "\U0001d400-\U0001d7ff㌀-㍗㍱-㎠㎢-㏟㈀-㈓㈕-㈛㈠-㈰㈳-㉃㉠-㉻㊀-㊰⺀-⿕豈-龎"
 )
-"""Variants of plain letters, as a set: ligatures, mathematical letters, full-width and half-width ones, radicals.
-Symbols that have readings of their own (², ½, ℃, ㈱) are not in it."""
+"""Set of characters that are variants of plain letters: ligatures, mathematical, full-width and half-width letters, and
+radicals. It does not have symbols that the rules read (², ½, ℃, ㈱)."""
 _LETTERS = {low + at: chr(ord("A") + at) for low in (0x1F150, 0x1F170, 0x1F1E6) for at in range(26)}
-"""White letters on black, as 🅗 and 🅷, and regional letters, which Unicode's NFKC leaves."""
+"""White letters on black, such as 🅗 and 🅷, and regional letters, which Unicode's NFKC does not change."""
 _NUMERALS = "①-⒛⓪⓫-⓴⓵-⓾㉑-㉟㊱-㊿❶-➓"
 _LINE = r"(?:(?<=\n)|(?<!.|\n))[ \t]*"
 _CITED = r"\d{1,3}(?:\s?[,;–-]\s?\d{1,3})*"
@@ -60,7 +60,7 @@ SOURCES = (
     "source|sources|citation|citations|cite|ref|refs|quelle|quellen|fuente|fuentes|fonte|fonti|источник|источники|출처|"
     "来源|來源|资料来源|資料來源|出典|参考文献"
 )
-# Beside these words, a number in brackets is read and is not a citation: "Choose [2]", "[2]を選ぶ".
+# After these words, a number in brackets is read, because it is not a citation: "Choose [2]".
 _READ_BEHIND = (
     "choose|press|push|select|pick|type|enter|click|tap|dial|say|hit|reply|send|option|options|choice|button|key|number|"
     "no\\.?|item|step|line|page|see|refs?\\.?|references?|sources?|figure|table|chapter|section|level|row|column|index|"
@@ -78,7 +78,7 @@ _VALUE_BEHIND = (
     "list|lists|array|arrays|vector|vectors|interval|range|set|pair|tuple|matrix|values?|numbers|digits|coordinates|point|"
     "input|output|result|returns?|returned|gives?|gave|prints?|printed|contains?|has|have|had|become|becomes|got|get"
 )
-# Behind these words, one number in brackets is a citation even within a sentence.
+# After these words, a number in brackets is a citation even within a sentence.
 _CITING = (
     r"(?<=(?<!\p{L})(?i:(?:the|this|that|an?|one|another|recent|previous|earlier) (?:study|paper|review|survey)|"
     r"studies|papers|authors|al\.|colleagues|researchers|scientists|reviews|surveys|findings|literature|research|studien|"
@@ -109,8 +109,8 @@ _SOURCE = (
 )
 """Matches citation marks that people and models write: rose.[1], 【4:0†source】, [^2], (source 3)."""
 _NOTED = r"(?:\p{Ll}{5}|[^\d\s][.,;:!?…。，；！？])[”\"’」』»)]{0,2}"
-# A word that is split at the end of a line is joined without its hyphen, unless the word is written with one: it has a
-# second hyphen, or a first part such as "well-" ("well-known"), or an ending such as "-то" ("кто-то").
+# Words that keep their hyphen when they are joined again after a line end: they have a second hyphen, a first part such
+# as "well-" ("well-known"), or an ending such as "-то" ("кто-то").
 _HYPHENATED = compiled(
     r"(?i).*-.*-.*|(?:well|self|half|high|low|long|short|full|cross|ever|hard|old|new|ill|all|much|life|time|user|open|real|one|"
     r"two|three|four|five|six|seven|eight|nine|ten|first|second|third|last|state|world|wide|best|better|free|fast|slow|large|"
@@ -189,11 +189,11 @@ _GOES_ON = compiled(
 @lru_cache(maxsize=64)
 def _pattern(marks: frozenset[str], written: frozenset[str]) -> Match:
     tag = rf"(?P<tag>{any_of(marks)}|<\|[^|<>]{{1,40}}\|>)"
-    letter = r"[\p{Latin}\p{Cyrillic}\p{M}]"  # letters of scripts with spaces between words
+    letter = r"[\p{Latin}\p{Cyrillic}\p{M}]"  # letters of scripts that have spaces between words
     named = r"\L<words>" if written else any_of(())
     word = rf"(?P<lexicon>(?<!{letter}|\d(?=[\p{{Latin}}\d])){named}(?!{letter}))"
     words = {"words": list(written)} if written else {}
-    # In the texts of CosyVoice3, [x] is a tag and not a ticked box in a list.
+    # For CosyVoice3, [x] is a tag and not a ticked box in a list.
     parts = (part.replace("[ xX]", "[ X]") if "[x]" in marks else part for part in _PARTS)
     pattern = rf"{tag}|{word}|{_NOT_PLAIN}(?:{'|'.join(parts)})"
     return regex.compile(pattern, regex.V1, cache_pattern=False, **words)
@@ -233,7 +233,7 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
 
 
 def without_markup(text: str) -> str:
-    """The text with spaces in the place of markup, which is not read; its other characters keep their places."""
+    """Return the text with spaces instead of markup that is not read; all other characters keep their positions."""
     return "".join(
         text[one.start : one.end] if one.rule is None or _SPOKEN.search(one.spoken) else " " * (one.end - one.start)
         for one in strip_markup(text, Settings())
@@ -241,7 +241,7 @@ def without_markup(text: str) -> str:
 
 
 def open_fence(text: str) -> str:
-    """The sign (``` or ~~~) of the fenced block of code within which the text ends; "" if it ends outside of one."""
+    """Return the sign (``` or ~~~) of the fenced block of code that is open at the end of the text, or ""."""
     sign = ""
     for line in text.split("\n"):
         begun = line.lstrip(" \t")
@@ -252,7 +252,7 @@ def open_fence(text: str) -> str:
 
 
 def _closed_up(pieces: list[Piece]) -> list[Piece]:
-    """Drop a space before silent pieces that a punctuation mark follows: "Good 【4:0†source】."."""
+    """Drop a space before silent pieces if a punctuation mark comes after them: "Good 【4:0†source】."."""
     if len(pieces) < 3:
         return pieces
     last, found = -1, list[Piece]()
@@ -268,7 +268,7 @@ def _closed_up(pieces: list[Piece]) -> list[Piece]:
 
 
 def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:
-    """Drop a space at the start, and a space after another one if only silent pieces are between them."""
+    """Drop a space at the start, and a space after another space, also if silent pieces are between them."""
     blank, silent = True, True
     for piece in pieces:
         if blank and silent and piece.spoken[:1] == " ":
@@ -366,7 +366,7 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             joins = after.isalnum() and not _WIDE.match(after)
             return pause if _PAUSING.fullmatch(name) else " " * bool(apart and joins)
         case "break":
-            # After a unit's full stop the break stays, so that the rule for units sees that the line ends there.
+            # A line break after a unit's full stop is kept, because the rule for units looks for the end of the line.
             return (
                 "\n"
                 if pause == " " and _UNIT_STOP.search(found.string[max(0, found.start() - 8) : found.start()])
@@ -381,9 +381,9 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
 
 
 def _is_item(text: str, start: int, end: int) -> bool:
-    """Whether the line that ends at `start` stands alone, as in a list: it is short, and no sentence goes on after it.
+    """Return whether the line before the break `start` … `end` is an item, as in a list: it is short and complete.
 
-    A line of a wrapped paragraph is longer, ends with a word such as "the", or is followed by a lower-case letter.
+    A line of a wrapped paragraph is longer, ends with a word such as "the", or has a lower-case letter after the break.
     """
     line = text[max(text.rfind("\n", 0, start) + 1, start - 2 * _SHORT) : start].strip()
     following = text[end : end + 1]
@@ -393,7 +393,7 @@ def _is_item(text: str, start: int, end: int) -> bool:
 
 
 def line_end(before: list[Piece], last: bool) -> str:
-    """The text for the end of a line: a full stop, unless a punctuation mark stands there already."""
+    """Return the text for a line's end: a full stop, unless the words before it end with a punctuation mark."""
     said = "".join(piece.spoken for piece in before[-6:]).rstrip()
     if not said or _ENDED.search(said):
         return "" if last else " "
@@ -414,7 +414,7 @@ _RUN = compiled(r"\*{1,3}|_{1,3}|~~|\n\s*\n")
 
 
 def _emphasis_ends(text: str) -> set[int]:
-    """Positions of the emphasis marks that form pairs: one opens before a word, an equal one closes after a word."""
+    """Return the positions of emphasis marks in pairs: a mark before a word, and an equal mark after a word."""
     paired: set[int] = set()
     open_: dict[str, int] = {}
     for found in _RUN.finditer(text):

@@ -2,15 +2,15 @@
 
 The rules reproduce the official front end with its quirks, because the language model was trained on its output.
 
-wetext reads a text as one path through a large automaton. Two things follow, both measured with wetext 0.1.8:
+wetext reads a text as one path through a large automaton. This has two consequences, measured with wetext 0.1.8:
 
-- It fails as a whole on ordinary English such as "costs 3€", "#1 fan", "[3]" or two spaces in a row. Such a text
-  is read in smaller and smaller parts, so that only the part at fault stays as it was written.
+- It rejects a whole text because of ordinary English such as "costs 3€", "#1 fan", "[3]" or two spaces in a row. Such a
+  text is read in smaller and smaller parts, so that only the rejected part stays as it is written.
 - It holds the interpreter lock: 0.1 s for 1,000 characters and 6 s for 20,000, with up to 1.2 GB of memory. A text
   of more than `MAX_BLOCK_CHARS` characters is therefore read in blocks of sentences. Each block takes a short time,
   and the first block can be spoken before the rest is read.
 
-A text of up to `MAX_BLOCK_CHARS` characters that wetext can read is read exactly as wetext reads it.
+A text of up to that length is read exactly as wetext reads it, if wetext accepts it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from vivavoce_textnorm.normalizer import (
 )
 from vivavoce_textnorm.types import Piece
 
-Ruled = Literal["zh", "en"]  # languages with official rules; text in others is spoken as written
+Ruled = Literal["zh", "en"]  # text in other languages has no official rules
 Rules = Literal["zh", "en", "digits"]
 
 _MOST_HELD = 2_000
-"""Maximum number of normalised characters that are held back until there is a place to cut."""
+"""Maximum number of normalised characters that are held back until a place to cut is found."""
 
 _reading = Lock()
-"""Lock held while a block is read: many threads at once would keep the engine's thread from the interpreter, and
-inflect's engine keeps state during a call, which a second thread would change."""
+"""Lock held while a block is read. Many reading threads at once would keep the engine's thread from the interpreter,
+and inflect's engine keeps state during a call, which a second thread would change."""
 
-# a space that does not stand between two ASCII characters other than spaces
+# A space, unless it stands between two ASCII characters that are not spaces.
 _LOOSE_BLANK = regex.compile(r"(?<![\x00-\x1f\x21-\x7f]) | (?![\x00-\x1f\x21-\x7f])")
 _SUPERSCRIPTS = str.maketrans({"²": "平方", "³": "立方"})
 _BRACKETS = str.maketrans(dict.fromkeys("（）【】`"))
@@ -59,13 +59,13 @@ _BLANKS = regex.compile(r"[ \t\r\n\u00a0]+")
 _CLAUSE_END = regex.compile(r"(?<=[.,;:!?])(\s+)|(?<=[。，；：！？、])()")
 _WORD_END = regex.compile(r"(\s+)")
 _DIGIT_EDGE = regex.compile(r"(?<=\d)(?=[^\d\s.,:])|(?<=[^\d\s.,:])(?=\d)")
-# Finds the last place for a cut: between a letter and a letter or punctuation mark. No rule below looks across it.
+# Finds the last place for a cut, between a letter and a letter or mark: no rule of `as_trained_on` looks across it.
 _SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
 
 
 def replace_blank(text: str) -> str:
-    """Drop every space that does not stand between two ASCII characters other than space, also between words."""
-    # For the first character, the official code checks index −1 as the one before it, which is the last character.
+    """Drop every space, also between words, unless it stands between two ASCII characters that are not spaces."""
+    # As the character before the first one, the official code takes index −1, which is the text's last character.
     tight = len(text) > 1 and text[0] == " " and all(text[at].isascii() and text[at] != " " for at in (1, -1))
     return (" " if tight else "") + _LOOSE_BLANK.sub("", text)
 
@@ -86,15 +86,15 @@ def close_trailing_comma(text: str) -> str:
 def spell_out_number(text: str, words: Callable[[str], str]) -> str:
     """Replace each run of digits by `words(run)`.
 
-    A digit is what `str.isdigit` says, so ² counts as one (and inflect reads it as "zero", as the official code does).
+    Digits are the characters for which `str.isdigit` is true; with ², inflect says "zero", as in the official code.
     """
     runs = ((is_digit, "".join(run)) for is_digit, run in groupby(text, str.isdigit))
     return "".join(words(run) if is_digit else run for is_digit, run in runs)
 
 
 def number_words(digits: str) -> str:
-    """A run of digits as English words: "2024" is "two thousand and twenty-four"; not thread-safe."""
-    # inflect takes more than a second to import and is needed for few texts, so the first run of digits imports it.
+    """Return a run of digits in English words, such as "two thousand and twenty-four"; not thread-safe."""
+    # inflect is imported here, because the import takes more than a second, and few texts need it.
     import inflect
 
     try:
@@ -122,14 +122,14 @@ class WetextNormalizer:
     normalize: Callable[[str], str]
 
     def __call__(self, block: str) -> str:
-        # wetext drops the white space at a block's ends. It is put back here, in English as one space.
+        # wetext drops the white space at a block's ends. This function puts it back, in English as one space.
         words = block.strip()
         before, _, after = block.partition(words) if words else (block, "", "")
         blanks = ((" " if blank and self.language == "en" else blank) for blank in (before, after))
         return (self._read(words) if words else "").join(blanks)
 
     def _read(self, text: str) -> str:
-        """Try the text as it is, then with single spaces, by clauses, by words, and last with spaces around numbers."""
+        """Read the text as it is, or else with single spaces, by clauses, by words, or with spaces around numbers."""
         for attempt in dict.fromkeys((text, _BLANKS.sub(" ", text))):
             spoken = self._attempt(attempt)
             if spoken is not None:
@@ -149,11 +149,11 @@ class WetextNormalizer:
 
 
 def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -> Iterator[tuple[str, int]]:
-    """Normalise a text with `read`, block by block; yields words and the position in the text up to which they go.
+    """Normalise a text with `read`, block by block; yields words and the position in the text where they end.
 
-    Text of up to `MAX_BLOCK_CHARS` characters gives one piece. Longer text is cut only where no rule looks across, so
-    that the pieces, joined, equal the rules' result for all blocks, joined. If `_MOST_HELD` characters have no such
-    place, a piece ends with its block. In longer text, a block without letters and numbers stays as it is written.
+    Text of up to `MAX_BLOCK_CHARS` characters gives one piece. The words of longer text are cut only at a `_SEAM`, so
+    that the joined pieces equal the rules' result for the joined blocks. If `_MOST_HELD` characters have no seam, a
+    piece ends with its block. In longer text, a block without letters and numbers stays as it is written.
     """
     rules: Rules = "digits" if language == "en" and text.strip().isdigit() else language
     end, last = len(text) - len(text.lstrip()), len(text.rstrip())
@@ -168,12 +168,12 @@ def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -
             seam = 0
         words, held = held[:seam], held[seam:]
         if words:
-            read_to = end - len(held) if text.endswith(held, 0, end) else end  # usually, a mark is held back
+            read_to = end - len(held) if text.endswith(held, 0, end) else end  # `held` is usually a mark
             yield words if language == "en" else as_trained_on(words, at_end=end >= last), read_to
 
 
 def as_trained_on(words: str, at_end: bool) -> str:
-    """Chinese with the punctuation that the model was trained on; the order of the rules is the official one."""
+    """Give Chinese words the punctuation of the model's training texts, by the official rules in their order."""
     text = replace_corner_mark(replace_blank(words.replace("\n", "")))
     text = remove_bracket(text.replace(".", "。").replace(" - ", "，"))
     return close_trailing_comma(text) if at_end else text
@@ -183,8 +183,7 @@ def as_trained_on(words: str, at_end: bool) -> str:
 class Languages:
     """The official rules, as functions from a block of text to its words.
 
-    chinese, english: write numbers, dates and units in words; digits: does so for English text that is nothing but
-    digits.
+    chinese, english: write numbers, dates and units in words; digits: for English text that consists of digits only.
     """
 
     chinese: Callable[[str], str]
@@ -215,7 +214,7 @@ def check_official_rules() -> None:
 
 
 def load_reader(language: Ruled) -> WetextNormalizer:
-    """A reader with wetext's rules for the language (Chinese keeps the 儿 of 花儿); wetext is imported here."""
+    """Import wetext and return a reader with its rules for the language; in Chinese, the 儿 of 花儿 is kept."""
     check_official_rules()
     import wetext
 
@@ -252,9 +251,10 @@ class Reads(Protocol):
 
 @dataclass(frozen=True)
 class OfficialNormalizer(AsWritten):
-    """Reads English and Chinese by the official rules, and leaves text in other languages as it is written.
+    """Reads English and Chinese by the official rules; other text loses only invisible characters and blanks.
 
-    parts: splits a block. Text is at even places; special tokens, which are not read, are at odd ones. None: no tokens.
+    parts: splits a block into text, at even places, and special tokens, at odd places, which stay as they are written.
+    If `parts` is None, the text has no special tokens.
     """
 
     languages: Reads

@@ -23,7 +23,7 @@ from vivavoce_textnorm.types import NormalizedText, Piece, Say, Settings
 from vivavoce_textnorm.verbalizer import Verbalizer, load_verbalizer
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
-# Symbols that may begin an item to read, in any language; `_candidate` adds the symbols of the locale.
+# Symbols with which an item of the rules may begin in any language; `_candidate` adds the symbols of the locale.
 _SIGNS = "-−–—～+#@~/.(（*_|\\^`{}[]<>:·※■●◆★☆▲△½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"
 # A word, but not a roman numeral, before a blank or a mark.
 _PLAIN_WORD = compiled(
@@ -52,14 +52,14 @@ _COUNTED = compiled(rf"[\d.,:/%$€£¥￥+-]+\s?[{CJK}\p{{Hangul}}]")
 _FREQUENT = {str(language): words for language, words in FREQUENT_WORDS.items()}
 _GLUED = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{CJK}]]")
 
-# Text that another pass of the rules may change, such as a symbol, or a mark without a space behind it.
+# Spoken text that a further pass of the rules may change, such as a symbol, or a mark without a space after it.
 _ODD = compiled(
     r"[^\p{L}\p{M}\s,.!?;:'\"’“”‘。，！？、；：…（）()—~～–-]|[.:](?=\S)|(?<!\S)[-–~]|\p{Lu}\.|[-–]\p{Lu}|\s\s|[\t\n\u00a0\u3000]"
     rf"|(?<![\p{{L}}--[{CJK}]])[IVX]{{2,}}(?![\p{{L}}--[{CJK}]])"
 )
 _OPENS, _CLOSES = compiled(rf"[\s(“\"‘{CJK}]"), compiled(rf"[\s,;:!?)…”\"’。，！？；：、）{CJK}]")
 _MOST_PASSES = 6
-"""Maximum number of passes: if one rule's words are something that another rule reads, the text is read again."""
+"""Maximum number of passes: the text is read again if another rule may apply to the words that a rule produced."""
 
 Reader = Callable[[Cursor], Found]
 
@@ -82,10 +82,10 @@ BY_FIRST: dict[str, tuple[Reader, ...]] = {
 
 
 def read(text: str, language: str | None = None, settings: Settings | None = None) -> NormalizedText:
-    """Read a text, and do what its tags or SSML ask for; pauses and rates are left out here.
+    """Read a text, and apply its tags or SSML except for pauses and rates.
 
-    language: the language of sentences that show none; None: it is detected from the text. Text in a language without
-    a verbalizer loses its markup and is otherwise said as it is written. Raises InvalidText as `find_runs` does.
+    language: the language of sentences that show no language; if None, it is detected from the text. In a language
+    without a verbalizer, only markup is removed. Raises InvalidText as `find_runs` does.
     """
     settings = settings or Settings()
     runs, pieces = find_runs(text, settings.marks), list[Piece]()
@@ -115,7 +115,7 @@ def read_run(
 ) -> NormalizedText:
     """Read the plain text of a run, or a part of that text.
 
-    inside: whether words come before the text, and whether words come after it; on such a side, spaces are kept.
+    inside: whether words come before the text, and whether words come after it; spaces beside such words are kept.
     """
     if language == DAY_FIRST:
         language, settings = "en", replace(settings, day_first=True)
@@ -241,9 +241,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
         at = start
         for run in _LATIN_RUN.finditer(text, start, end):
             words = _LATIN_WORD.findall(run[0])
-            if (
-                len(words) >= 3 and sum(map(str.islower, words)) >= 2
-            ):  # long enough to be a sentence, not a product's name
+            if len(words) >= 3 and sum(map(str.islower, words)) >= 2:  # a sentence is longer than the name of a product
                 yield at, run.start(), told
                 yield run.start(), run.end(), detect_sentence_language(run[0], "en")
                 at = run.end()
@@ -251,7 +249,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
 
 
 def _script(written: str, language: str | None) -> str | None:
-    """The language that a script other than Latin or Cyrillic shows, else None; "und" for an unsupported script."""
+    """Return the language that the script shows, "und" for an unsupported script, or None for Latin or Cyrillic."""
     if _KANA.search(written):
         return "ja"
     if _HANGUL.search(written):
@@ -341,7 +339,7 @@ def _grammar_at(grammar: Grammar, text: str, at: int) -> Grammar:
 
 
 def _glue(before: str, said: str, after: str, rule: str) -> str:
-    """Add a space on each side where the words would touch letters, and drop a space that would be doubled.
+    """Add a space on each side where the words would touch letters, and drop a space that would stand beside a space.
 
     Korean has a space between a bare number and its counter ("세 개"), and none before a particle ("오 퍼센트입니다").
     """
@@ -364,7 +362,7 @@ def _glue(before: str, said: str, after: str, rule: str) -> str:
 
 
 def _compose(first: list[Piece], second: list[Piece]) -> list[Piece]:
-    """Combine two passes into pieces of the original: `second` are pieces of the plain text that `first` gave."""
+    """Combine two passes into pieces of the original text; `second` are pieces of the joined `spoken` of `first`."""
     offsets = [0, *accumulate(len(piece.spoken) for piece in first)]
 
     def original(at: int, index: int) -> int:
@@ -387,7 +385,7 @@ def _compose(first: list[Piece], second: list[Piece]) -> list[Piece]:
             rule = piece.rule or first[index].rule
             if start < end or not pieces:
                 pieces.append(Piece(start, end, said, rule))
-            else:  # its characters belong to the piece before
+            else:  # the characters belong to the piece before this piece
                 before = pieces[-1]
                 pieces[-1] = Piece(before.start, before.end, before.spoken + said, before.rule or rule)
     return pieces + silent(offsets[-1])

@@ -1,9 +1,9 @@
 """Reads texts in separate processes, so that an engine in this process is not slowed down.
 
-wetext holds the interpreter for up to 0.2 s a block (see `official`), and the natural rules for a millisecond or more:
-with many texts at once the engine's thread would stand still. The processes are started as programs, not forked,
-because the caller may use CUDA and threads, and its main module may not be importable. Each process (`main`) answers a
-line of JSON (a block and how to read it) with another line, and ends when its input ends.
+wetext holds the interpreter lock for up to 0.2 s a block (see `official`), and the natural rules hold it for one
+millisecond or more, so with many texts at once the engine's thread would wait. The processes are started as programs,
+not forked, because the caller may use CUDA and threads, and its main module may not be importable. Each process
+(`main`) answers a line of JSON (a block and its settings) with another (the words), and ends when its input ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vivavoce_textnorm.types import Say, Settings
 log = logging.getLogger("vivavoce.reading_processes")  # the command line shows notes of loggers with this prefix
 
 TOO_LONG_S = 30.0
-"""Time limit of one block, after which its process is replaced; the slowest block takes 0.3 s of processor time."""
+"""Time limit for a block; after that, its process is replaced. The slowest block takes 0.3 s of processor time."""
 _ASKED_EVERY_S = 0.1
 _ENDING_S = 5.0
 _NICENESS = 10
@@ -45,11 +45,11 @@ _NICENESS = 10
 class ReadingProcesses:
     """Reads blocks as `Languages` and `read_run` do, one block at a time in each process, for any number of threads.
 
-    Blocks of shorter texts are read first. The first process is kept for texts of one block. The other processes also
-    read blocks of longer texts, and have a lower priority on the processor.
+    Blocks of shorter texts are read first. The first process reads only texts of one block, unless it is the only
+    process. The other processes read all texts, and have a lower priority on the processor.
 
     Args:
-        number: of processes to start; a single one reads everything. Each is ready a third of a second after its start.
+        number: number of processes; each is ready a third of a second after its start.
         digits_in_chinese: as in `load_languages`.
     """
 
@@ -62,7 +62,7 @@ class ReadingProcesses:
         self._finalizer = weakref.finalize(self, _end, self._all)
 
     def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck = never_cancelled) -> str:
-        """Read a block; it stays as it is written if no process can read it. length: characters of the whole text."""
+        """Read a block by the official rules; return it unchanged if no process can. length: of the whole text."""
         words = self._asked((block, rules), self._places(length), length, cancelled)
         return block if words is None else words
 
@@ -76,7 +76,7 @@ class ReadingProcesses:
         length: int,
         cancelled: CancelCheck = never_cancelled,
     ) -> str:
-        """Read a block in another process, or in this process if the others cannot."""
+        """Read a block by the natural rules in another process, or in this process if no other process can."""
         asked = _natural(block, language, settings, said, inside)
         words = self._asked(asked, self._places(length), length, cancelled)
         if words is None:
@@ -103,7 +103,7 @@ class ReadingProcesses:
     ) -> str | None:
         place = self._take(places, length, cancelled)
         try:
-            for _ in range(2):  # a second time, because an idle process may have ended before the block came
+            for _ in range(2):  # twice, because an idle process may have ended before the block came
                 process = self._all[place]
                 try:
                     return _ask(process, asked)
@@ -146,7 +146,7 @@ class ReadingProcesses:
                     self._waiting.remove(turn)
                     heapq.heapify(self._waiting)
                     self._hand_out()
-                else:  # a process was assigned just after the timeout
+                else:  # a process was given to this turn just after the timeout
                     self._idle.add(given.get())
                     self._hand_out()
             raise RequestCancelled("request: was cancelled")
@@ -157,8 +157,8 @@ class ReadingProcesses:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give idle processes to the next waiting threads. Only those threads are woken: hundreds of woken threads
-        would occupy the interpreter for longer than the normalisation takes.
+        """Give idle processes to the next waiting threads. No other threads are woken: hundreds of woken threads would
+        occupy the interpreter for longer than the reading takes.
         """
         while self._waiting and (fit := self._idle.intersection(self._waiting[0][2])):
             place = min(fit)
@@ -192,7 +192,7 @@ def _unpacked(settings: str) -> Settings:
 
 
 def _ask(process: subprocess.Popen[bytes], asked: tuple[Any, ...]) -> str | None:
-    """Have a process read a block. Raises OSError or ValueError if it has ended, TimeoutError if it takes too long."""
+    """Let a process read a block. Raises OSError or ValueError if the process has ended, TimeoutError if it is slow."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(asked).encode() + b"\n")
@@ -209,7 +209,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # a pipe holds text that was not sent yet
+            with suppress(OSError):  # the pipe may hold text that was not sent
                 pipe.close()
     for process in processes:
         try:
@@ -222,7 +222,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 def _read_naturally(
     block: str, language: str, settings: str, said: Mapping[str, Sequence[str]], inside: tuple[bool, bool]
 ) -> str:
-    # The patterns take most of a second to compile, so a process that only reads by official rules does not load them.
+    # Imported here because its patterns take most of a second to compile; the official rules do not need them.
     from vivavoce_textnorm.natural import read_block
 
     own = {sign: Say(*what) for sign, what in said.items()}

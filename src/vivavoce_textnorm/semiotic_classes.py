@@ -1,7 +1,7 @@
 """Readers of the classes that most languages share: amounts, ranges, dates, times, scores, fractions, phone numbers.
 
-A reader gets a place in a text. It returns the end of the item that it read there, the words for the item and the
-rule's name, or None if no item of its class stands there. `BY_FIRST` has the order in which readers are tried.
+A reader gets a place in a text. It returns the end of the item that begins there, the words for the item and the rule's
+name, or None if no item of the reader's class begins there. `reader.BY_FIRST` has the order of the readers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vivavoce_textnorm.verbalizer import Verbalizer
 
 @dataclass(frozen=True)
 class Cursor:
-    """A position in a text that is being read; text up to `end` is in the language of the grammar."""
+    """A position in a text, where an item may begin; text up to `end` is in the language of the grammar."""
 
     grammar: Grammar
     text: str
@@ -70,7 +70,7 @@ _CLOCK = compiled(
     r"(?: ?h(?:(?:ou)?rs?)?(?!\p{L}))?"
 )
 _RATIO = compiled(
-    r"(?<!(?<!\p{L})(?:ISBN|ISSN|ISMN|EAN|UPC|GTIN|COVID)[ -])"  # the number of a name: ISBN-13: 978…
+    r"(?<!(?<!\p{L})(?:ISBN|ISSN|ISMN|EAN|UPC|GTIN|COVID)[ -])"  # part of a name, as in ISBN-13: 978…
     rf"{START}(?P<a>\d+(?:[.,]\d{{1,2}})?)\s?[:：∶]\s?(?P<b>\d+(?:[.,]\d{{3}})*(?:[.,]\d{{1,2}})?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
 )
 _DASHED = compiled(rf"(?P<space>\s?){DASH}(?P=space)(?=[-−]?[\d$€£¥￥₩.])")
@@ -91,7 +91,7 @@ _OF_TIME = compiled(
     r"|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day(?=[.,;:!?)]|\s*\Z|,? \d)"
     r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\p{Ll}*\.? \d\d?)(?![\p{L}\d])"
 )
-# A range before a hyphened noun: a 5-10-minute walk.
+# The noun after a range and a hyphen: a 5-10-minute walk.
 _NOUN = compiled(r"-\p{Ll}{3}")
 _NUMERALS = compiled(rf"{START}\d{{3,}}(?: \d{{4}})*+(?!\d|[.,:/]\d|[分个個次场人天元块年])")
 _DIGIT_GROUPS = compiled(rf"{START}(?:\d+(?:-[\dX]+){{2,}}|\d{{4}}(?: \d{{4}}){{3}})(?!\d){NO_WORD}")
@@ -137,7 +137,7 @@ def read_named_date(place: Cursor) -> Found:
             if place.text[found.start("month")].islower() and found["month"].lower() in ("may", "march", "mar"):
                 return None  # a verb: "may", "march"
             said = place.voice.date(year, month, int(found["day"]), found[0])
-            article = said.partition(" ")[0] + " "  # "the 5th of March" has one already
+            article = said.partition(" ")[0] + " "  # the text may have the article already: "the 5th of March"
             return found.end(), said.removeprefix(article) if place.before().endswith(article) else said, "date"
     return None
 
@@ -172,7 +172,7 @@ def _read_time(place: Cursor) -> Found:
     if parts.get("zulu"):
         said = f"{said} UTC"
     end: int = found.end()
-    # The full stop of "a.m." ends the sentence too where nothing, or a capital letter, follows.
+    # The full stop of "a.m." also ends the sentence if nothing or a capital letter follows.
     after = place.text[end : end + 3].strip()
     if place.text[end - 1] == "." and (not after or (after[0].isupper() and not _OF_TIME.match(place.text, end))):
         end -= 1
@@ -186,7 +186,7 @@ def _seconds(written: str) -> Number:
 
 
 def read_span(place: Cursor) -> Found:
-    """Read a duration (1:30 h, 3:45 min), or a time of the day if it follows "at" or is 6:00 h or more."""
+    """Read a duration (1:30 h, 3:45 min); in hours, read a time of the day after "at" or from 6:00 h on."""
     if not (found := place.match(place.grammar.span)):
         return None
     first, second = int(found["a"]), int(found["b"])
@@ -214,7 +214,7 @@ def read_ratio(place: Cursor) -> Found:
 
 
 def read_phone(place: Cursor) -> Found:
-    """Read a phone number such as +1 (555) 123-4567, or a short one behind a word such as "call"."""
+    """Read a phone number such as +1 (555) 123-4567, or a short number after a word such as "call"."""
     found = place.match(_PHONE)
     if not found:
         if not place.follows("phone_cue", 12):
@@ -264,7 +264,7 @@ def _of_unit(place: Cursor, found: Match, said: str) -> Found:
 
 
 def read_dimensions(place: Cursor) -> Found:
-    """Read dimensions (1920x1080, 3 × 4 m) up to the last number, which `read_amount` reads with its unit."""
+    """Read dimensions (1920x1080, 3 × 4 m) without the last number, which `read_amount` reads with its unit."""
     found, by = place.match(_DIMENSIONS), place.locale.words["by"]
     if not found:
         return None
@@ -290,7 +290,7 @@ def read_amount(place: Cursor) -> Found:
         return _prices(place, one, dash.end())
     end, said, rule = (dash and two and _range(place, one, two, dash)) or (one.end(), *_say_amount(place, one))
     rest = place.after(end)
-    begins = compiled(place.locale.words.get("begins", r"\p{Lu}")).match(rest)  # all nouns of German have a capital
+    begins = compiled(place.locale.words.get("begins", r"\p{Lu}")).match(rest)  # German nouns have capitals
     line = place.text[end : end + 1] == "\n" and not rest[:1].islower()
     stop = place.text[end - 1] == "." and (not rest or begins or line)  # the unit's full stop also ends the sentence
     return end - bool(stop), said, rule
@@ -344,7 +344,7 @@ def _range(place: Cursor, one: Match, two: Match, dash: Match) -> Found:
 
 
 def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tuple[str, str]:
-    """The words for an amount, and the rule's name; beside: the range's other amount, which may name the unit."""
+    """Return an amount's words and the rule's name. beside: the second amount of a range, which may name the unit."""
     voice, locale = place.voice, place.locale
     whole = (written := found["num"]).partition(locale.decimal)[0]
     if len(whole) > LARGEST or (written[0] == "0" and written.isdecimal() and len(written) > 1):
@@ -373,7 +373,7 @@ def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tup
 
 
 def in_formula(place: Cursor, end: int, signs: str = _MATH) -> bool:
-    """Whether a mathematical sign stands in the same run of numbers, signs and single letters."""
+    """Return whether numbers, signs and letters such as x around the item include a mathematical sign."""
     text, low, high = place.text, place.at, end
     while low > max(0, place.at - 40) and text[low - 1] in _MATH_CHARS:
         low -= 1
@@ -383,7 +383,7 @@ def in_formula(place: Cursor, end: int, signs: str = _MATH) -> bool:
 
 
 def read_version(place: Cursor) -> Found:
-    """Read a version: 2.0.1, v2.0, or a number behind a name such as Python."""
+    """Read a version: 2.0.1, v2.0, or 3.11 after a name such as Python."""
     found = place.match(_VERSION)
     if not found or place.locale.decimal == ",":  # points separate thousands; the language has its own rule
         return None

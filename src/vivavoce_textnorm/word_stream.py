@@ -1,4 +1,4 @@
-"""Reads, by the natural rules, a text that arrives in pieces. A word is given once later text cannot change it."""
+"""Reads a text that arrives in pieces by the natural rules, and gives a word as soon as no later text can change it."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ from vivavoce_textnorm.types import Piece, Settings
 from vivavoce_textnorm.verbalizer import VERBALIZERS, load_verbalizer
 
 READING = Lock()
-"""Lock held while a block, a whole text or a piece is read: many threads at once would keep the engine's thread from
-the interpreter, and each would load the same tables."""
+"""Lock held while a block, a whole text or a piece is read. Many reading threads at once would keep the engine's thread
+from the interpreter, and each would load the same tables."""
 MOST_HELD = 300
-"""Maximum number of characters that are held back, for example of an address that does not end."""
+"""Maximum number of characters that are held back until more text arrives, for example of a very long address."""
 _ENOUGH_HELD = 100
-"""Above this number of held characters, as in an endless list of numbers, all but the last `_LOOKAHEAD` are given."""
+"""If more characters than this are held, as in a long list of numbers, all but the last `_LOOKAHEAD` are given."""
 _LOOKAHEAD = 48
 _WORD, _CHARACTER = 3, 1
 _FOLLOWING = 2 * _WORD
-"""Weight of the ordinary text that makes the text before it final: two words, or six Chinese characters."""
+"""Weight of ordinary text after which the text before it is final: two words, or six Chinese characters."""
 _CONTEXT = 64
-"""Minimum number of given characters that are read again with the held ones; no rule looks back this far."""
+"""Minimum number of given characters that are read again before held characters; no rule looks back further."""
 _STEP = 200
 
-# Scripts that are written without spaces, with their marks.
+# Letters of scripts that are written without spaces, and their punctuation marks.
 _TIGHT = rf"{CJK}\p{{Thai}}\p{{Lao}}\p{{Khmer}}\p{{Myanmar}}。，！？；：、（）《》〈〉「」『』【】“”‘’"
 _LETTERS = rf"[[\p{{L}}\p{{M}}]--[{_TIGHT}！-～{STYLED}]]++"
-# The tokens of a text. Each alternative needs only the next character, so any cut of the text gives the same tokens.
+# The tokens of a text. The end of a token depends on one further character, so any pieces give the same tokens.
 _TOKEN = compiled(
     rf"(?P<space>\s{{2,}}(?=\S)|[\s--[ ]](?=\S))| ?(?P<tight>[{_TIGHT}])"
     rf"| ?[(\"'¿¡«„]{{0,3}}(?P<word>{_LETTERS}(?:['-]{_LETTERS})*+)(?=[\s,;!?)\"…{_TIGHT}]|[.:'][\s{_TIGHT}])"
     rf"| ?(?P<mark>[,;:!?….)\"'«»]++)(?=[\s{_TIGHT}])| ?(?P<odd>[^\s{_TIGHT}]++)(?=[\s{_TIGHT}])"
 )
-_ROMAN = compiled(r"[IVXLC]+|[ivx]{2,}|[IVX]+(?:er?|re|i?ème|ᵉ)|제?[IVX]+\p{Hangul}+")  # with French, Korean endings
+_ROMAN = compiled(
+    r"[IVXLC]+|[ivx]{2,}|[IVX]+(?:er?|re|i?ème|ᵉ)|제?[IVX]+\p{Hangul}+"
+)  # also with French or Korean endings
 _BEFORE = compiled(r"(\p{L}+) \Z")
 _OPEN = compiled(r"<[\p{L}/!|][^>]*\Z|\[[^\]\n]*\Z|`[^`\n]*\Z|【[^】\n]{0,80}\Z")
-# An unclosed link, and the mark at the start of a list item or heading: both change how later text is read.
+# An unclosed link, and the mark at the start of a list item or heading: both change the reading of later text.
 _OPENED = compiled(r"\[(?=[^\]\n]*\Z)")
 _MARKED = compiled(r"(?:(?<=\n)|\A)[ \t]*(?:[-*+•▪◦‣·–>|]|#{1,6}|\d{1,3}[.)])[ \t]+(?=[^\n]*\Z)")
 _LETTER, _FIRST = compiled(r"\p{L}"), compiled(rf"{_LETTERS}|.")
@@ -54,11 +56,10 @@ _BEGINS = "<speak"
 
 
 def natural_words(pieces: Iterable[str], language: str | None, settings: Settings) -> Iterator[tuple[str, int]]:
-    """Read a text that arrives in pieces; yields words, each with the number of characters read up to its end.
+    """Read a text that arrives in pieces; yields words, with the number of characters of the text up to their end.
 
-    `language` is the language of text that does not show its own; if None, it is detected from the text so far.
-
-    SSML is read when all of it has arrived. Raises InvalidText as `find_runs` does.
+    language: the language of text that shows no language; if None, it is detected from the text so far. SSML is read
+    when all of it has arrived. Raises InvalidText as `find_runs` does.
     """
     ssml, pieces = gather_ssml(pieces)
     if ssml:
@@ -94,8 +95,8 @@ def _in_words(pieces: Iterable[Piece], before: str = "") -> str:
 
 @cache
 def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
-    """Three sets for all languages: lower-case words that may begin an item of the rules, endings of such words, and
-    words that are an item by themselves.
+    """Return, for all languages together: lower-case words that may begin an item of the rules, endings of such words,
+    and words that are an item by themselves.
     """
     locales = [voice.locale for voice in map(load_verbalizer, VERBALIZERS) if voice]
     endings = (ending for locale in locales for ending in locale.words.get("head_endings", "").split("|") if ending)
@@ -106,20 +107,20 @@ def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
 
 
 class WordStream:
-    """Gathers pieces of a text; gives words, with the number of characters of the text that have been said.
+    """Gathers pieces of a text, and gives words with the number of characters of the text up to their end.
 
-    An ordinary word is given as soon as the next character is known. A digit, a sign, an abbreviation or the like may
-    begin an item of the rules: it is held until ordinary text follows, and is then read with the text before it. The
-    words depend on the text alone, not on how it is cut into pieces.
+    An ordinary word is given as soon as the next character is known. A digit, a sign or an abbreviation may begin an
+    item of the rules, and is held until enough ordinary text follows; then it is read together with the text before it.
+    The words depend on the text alone, not on the places where it is cut into pieces.
     """
 
     def __init__(self, language: str | None, settings: Settings) -> None:
         self._language, self._settings = language, settings
-        self._text = ""  # The last given characters, then the held ones.
+        self._text = ""  # The last given characters, then the held characters.
         self._offset = 0  # Number of characters before `_text`.
-        self._given = self._seen = 0  # Ends, in `_text`, of the given and of the searched part.
+        self._given = self._seen = 0  # Ends, in `_text`, of the given part and the searched part.
         self._ends: list[int] = []  # Ends of the held words.
-        self._wanted = 0  # Number of ordinary words that have to follow.
+        self._wanted = 0  # Weight of the ordinary text that has to follow.
         self._odd = False  # Whether the rules may change the held part.
         self._tried, self._last = 0, ""
         self._heads, self._endings, alone = _heads()
@@ -163,9 +164,9 @@ class WordStream:
             yield from self._give(self._seen, _LOOKAHEAD)
 
     def _weight(self, kind: str, written: str) -> int:
-        """The weight of a token as context for the text before it.
+        """Return the token's weight as ordinary text for the items before it.
 
-        A negative value means that tokens of that weight must follow before the token itself is complete.
+        If the token may itself begin an item, return the weight of the text that must follow it, as a negative number.
         """
         if kind != "word":
             if written in self._alone or _STYLED.match(written):
@@ -188,7 +189,7 @@ class WordStream:
         pieces = self._read(end) if self._odd else [Piece(self._given, end, self._text[self._given : end])]
         if lookahead:
             inner = [one for one in reversed(self._ends) if one <= end - lookahead]
-            # Do not cut inside an item, nor behind a space, which belongs to the next word.
+            # Do not cut inside an item, nor after a space, which belongs to the next word.
             taken = [range(p.start + 1, p.end + p.spoken.endswith(" ")) for p in pieces if p.rule]
             end = next((one for one in inner if not any(one in places for places in taken)), 0)
             if not end:
@@ -216,7 +217,7 @@ class WordStream:
             if one.rule is None:
                 low, high = max(one.start, self._given), min(one.end, end)
                 one = Piece(low, high, self._text[low:high])
-            elif one.start < self._given:  # the item began in text that was given already
+            elif one.start < self._given:  # the item begins in text that was given before
                 held = self._text[self._given : end]
                 said = read_run(held.lstrip(), self._language, self._settings, {}).spoken
                 return [Piece(self._given, end, " " * held[0].isascii() + said, "rest")]
@@ -230,7 +231,7 @@ class WordStream:
         letter = _LETTER.search(self._text, cut, self._given)
         cut = letter.start() if letter else cut
         *_, (_, _, told) = segments(self._text[:cut], self._language)
-        if not {"ja", "yue"} & {told, self._language}:  # these two are detected from each sentence
+        if not {"ja", "yue"} & {told, self._language}:  # each sentence shows these languages by itself
             self._language = told
         kept = "".join(found[0] for sign in (_MARKED, _OPENED) for found in sign.finditer(self._text, 0, cut))
         if fence := open_fence(self._text[:cut]):
