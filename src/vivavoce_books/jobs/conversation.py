@@ -1,4 +1,4 @@
-"""The server's side of a job's process: handles its messages, and speaks its texts; live requests have priority."""
+"""The server's side of a job: runs its process, handles its messages, speaks its texts after all live requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROTOCOL = "jobs"
 WORKER = "vivavoce_books.jobs.worker"
 LINE_BYTES = 1 << 22
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-"""Shortest and longest wait, in seconds, before a text that the engine was too busy to speak is tried again."""
+"""Shortest and longest wait, in seconds, before a text that a busy engine refused is sent to it again."""
 
 Message = dict[str, Any]
 Process = asyncio.subprocess.Process
@@ -33,7 +33,7 @@ Process = asyncio.subprocess.Process
 async def converse(
     mode: str, folder: Path, begin: Message, take: Callable[[Message, Process], Awaitable[None]]
 ) -> None:
-    """Run a worker process to its end, and call `take` with each message. An error the process reports is raised."""
+    """Run a worker process to its end, and call `take` with each message. Raises the error that the process reports."""
     pipe = asyncio.subprocess.PIPE
     command = python_command(WORKER, mode, str(folder))
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE_BYTES)

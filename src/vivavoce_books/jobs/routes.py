@@ -1,4 +1,4 @@
-"""The HTTP routes of jobs: make one, list all, show the progress of one, send its audio, remove it."""
+"""The HTTP routes of jobs: make a job, list all jobs, show a job's progress, send its audio, remove it."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ _UNCACHED = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 class JobFields(BaseModel):
-    """A book, or a text, and how it is spoken; the options are those of `vivavoce read`."""
+    """A book or a text, and the way to speak it; `vivavoce read` has the same options."""
 
     model_config = ConfigDict(extra="forbid")
-    input: AnyText = Field("", description="The text. In a form, a file may come in its place.")
+    input: AnyText = Field("", description="The text. In a form, a file may be sent instead.")
     title: str = Field("", max_length=500, description="Title of the audio. Default: the book's own.")
     voice: VoiceName | None = Field(None, description="The narrator's voice. Default: the model's first.")
     cast: dict[str, VoiceName] = Field(
@@ -75,7 +75,7 @@ class JobFields(BaseModel):
     seed: Whole = Field(0, ge=0, le=2**53, description="The same seed gives the same audio.")
     pause_sentence: Number = Field(0.25, ge=0, le=60, description="Seconds of silence between sentences.")
     pause_paragraph: Number = Field(0.6, ge=0, le=60, description="Seconds of silence between paragraphs.")
-    pause_heading: Number = Field(1.5, ge=0, le=60, description="Silence around headings, and after a chapter.")
+    pause_heading: Number = Field(1.5, ge=0, le=60, description="Seconds of silence at headings and chapter ends.")
     pause_scene: Number = Field(2.0, ge=0, le=60, description="Seconds of silence where the scene changes.")
     loudness: Number | None = Field(
         None,
@@ -83,7 +83,7 @@ class JobFields(BaseModel):
         le=-5,
         description="Loudness of each chapter of the finished file in LUFS (EBU R128), such as -18.",
     )
-    webhook: str | None = Field(None, description="URL that the job is sent to by POST when it ends, if allowed.")
+    webhook: str | None = Field(None, description="URL to which the ended job is sent by POST, if allowed.")
     list: bool = Field(False, description="Only answer with the chapters of the book; nothing is kept.")
 
     def options(self, file: str) -> JobOptions:
@@ -103,12 +103,12 @@ class JobChapter(BaseModel):
     title: str
     characters: int = Field(description="Characters that are spoken.")
     estimated_seconds: float = Field(description="Estimated length.")
-    start_s: float | None = Field(None, description="Start in the audio, once its first part is spoken.")
-    end_s: float | None = Field(None, description="End in the audio, once all of it is spoken.")
+    start_s: float | None = Field(None, description="Start in the audio, once the chapter's first part is spoken.")
+    end_s: float | None = Field(None, description="End in the audio, once the whole chapter is spoken.")
 
 
 class JobSegment(BaseModel):
-    """A sentence, or a few short ones, in the audio."""
+    """A sentence, or a few short sentences, in the audio."""
 
     chapter: int
     start_character: int
@@ -138,8 +138,8 @@ class JobEntry(BaseModel):
     characters: int = Field(description="Characters of the chosen chapters.")
     characters_spoken: int
     chapter: int | None = Field(description="Number of the chapter that is spoken now.")
-    audio_seconds: float = Field(description="Length of the audio that can be loaded now.")
-    seconds_left: float | None = Field(description="Estimated seconds until all is spoken.")
+    audio_seconds: float = Field(description="Length of the audio that can be downloaded now.")
+    seconds_left: float | None = Field(description="Estimated seconds until the whole job is spoken.")
     chapters: list[JobChapter]
     segments: list[JobSegment] | None = Field(None, description="Segments spoken so far, with ?times=true.")
     notes: list[str] = Field(description="At the end: the length, the result of the check for lost text, and notes.")
@@ -206,7 +206,7 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
     async def list_(principal: KnownPrincipal) -> JobList:
         return JobList(data=[entry_of(job) for job in jobs.of(principal)])
 
-    @routes.get(f"{PATH}/{{identity}}", summary="How far a job is", responses=failures(401, 404))
+    @routes.get(f"{PATH}/{{identity}}", summary="The state and progress of a job", responses=failures(401, 404))
     async def one(identity: str, principal: KnownPrincipal, times: bool = False) -> JobEntry:
         job = jobs.get(identity, principal)
         return entry_of(job).model_copy(update={"segments": _segments(job, await job.times())} if times else {})
@@ -214,8 +214,8 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
     @routes.get(
         f"{PATH}/{{identity}}/audio",
         response_class=Response,
-        summary="The audio of a job: the finished file, or WAV of what is done",
-        responses={**failures(400, 401, 404), 200: _AUDIO, 206: {**_AUDIO, "description": "The range that was asked."}},
+        summary="The audio of a job: the finished file, or a WAV file of the audio so far",
+        responses={**failures(400, 401, 404), 200: _AUDIO, 206: {**_AUDIO, "description": "The requested range."}},
     )
     async def audio(
         request: Request,
@@ -265,7 +265,7 @@ def _request_body() -> dict[str, Any]:
 
 @contextmanager
 def _named(file: str, given: str) -> Iterator[None]:
-    """Name a refused book as the client does, and not by the name of the file in which it is kept."""
+    """In errors, name a book as the client does, and not by the file in which the server keeps it."""
     try:
         yield
     except InvalidRequest as error:
@@ -273,7 +273,7 @@ def _named(file: str, given: str) -> Iterator[None]:
 
 
 async def _read(request: Request) -> tuple[JobFields, bytes, str, str]:
-    """Read a request: its fields, the content of the book, the file name for the book, and the client's name for it."""
+    """Read a request. Return its fields, the book's content, and the server's and the client's name for the file."""
     check_query(request, known_names(TextJobFields))
     media, form = media_type(request), Form()
     fields: JobFields
@@ -291,7 +291,7 @@ async def _read(request: Request) -> tuple[JobFields, bytes, str, str]:
         if fields.input:
             raise InvalidRequest("input: a file was sent as well; send only one of them")
         given = form.names.get(name, "")
-        suffix = Path(given).suffix.lower()  # it decides between HTML, Markdown and text; an EPUB is known by content
+        suffix = Path(given).suffix.lower()  # tells HTML, Markdown and text apart; an EPUB is recognised by its content
         kept = f"{BOOK}{suffix if suffix in SUFFIXES else '.txt'}"
         return fields, content, kept, repr(given[:80]) if given else "file"
     if not fields.input:
@@ -336,7 +336,7 @@ def entry_of(job: Job) -> JobEntry:
 
 
 def _chapters(parts: Any, record: JobRecord | None = None) -> list[JobChapter]:
-    """Chapters of an answer. parts: the values of each `ChapterPart`; record: gives the times of spoken chapters."""
+    """Return the chapters of an answer. parts: values of each `ChapterPart`; record: has the spoken chapters' times."""
     starts = {int(number): at / record.sample_rate for number, at in record.starts.items()} if record else {}
     ends = dict(zip(starts, [*starts.values()][1:], strict=False))
     if record and starts and record.status in ("writing", "done"):
@@ -369,7 +369,7 @@ def _segments(job: Job, heard: Sequence[Heard]) -> list[JobSegment]:
 
 
 def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
-    """Answer with a WAV file that grows at its end while the job goes on, or with the range of it that is asked for."""
+    """Answer with a WAV file, or the requested range of it; the file grows at its end while the job runs."""
     record = job.record
     if not heard:
         raise InvalidRequest(f"audio: the job is {record.status} and has no audio yet; ask again later")
@@ -390,13 +390,13 @@ def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
 
 
 def _range_given(request: Request) -> str:
-    """The range that a request asks for; HTTP wants that ranges of other units than bytes are ignored."""
+    """Return the requested range, or ""; HTTP demands that a range in another unit than bytes is ignored."""
     given = request.headers.get("range", "")
     return given if given.partition("=")[0].strip().lower() in ("", "bytes") else ""
 
 
 def _range_refused(given: str, size: int, headers: dict[str, str]) -> Response | None:
-    """The answer to a range behind the audio's end. InvalidRequest: it is not a range. Several ranges are accepted."""
+    """Return the answer to a range after the audio's end, else None. Several ranges pass; InvalidRequest: no range."""
     if not given:
         return None
     if not re.fullmatch(r"(?i:bytes)\s*=(\s*(\d{1,15}-\d{0,15}|-\d{1,15})\s*(,|\Z))+", given):
@@ -404,12 +404,12 @@ def _range_refused(given: str, size: int, headers: dict[str, str]) -> Response |
     begin, end = _range(given, size)
     if begin < end:
         return None
-    message = f"range: begins behind the {size} bytes that are done; ask again later"
+    message = f"range: begins after the {size} bytes of audio so far; ask again later"
     return error_response(416, message, "invalid_range", {**headers, "content-range": f"bytes */{size}"})
 
 
 def _range(given: str, size: int) -> tuple[int, int]:
-    """First byte and end for "bytes=FIRST-", "bytes=FIRST-LAST" or "bytes=-COUNT"; other forms give the whole file."""
+    """Return the range's first byte and end (exclusive); a list of ranges, or no range, gives the whole file."""
     found = re.fullmatch(r"(?i:bytes)\s*=\s*(\d*)-(\d*)\s*", given)
     first, last = found.groups() if found else ("", "")
     if first:
@@ -418,7 +418,7 @@ def _range(given: str, size: int) -> tuple[int, int]:
 
 
 async def _bytes(job: Job, heard: tuple[Heard, ...], header: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
-    """The bytes of the WAV file; one segment is in memory at a time."""
+    """Yield bytes `begin` … `end` − 1 of the WAV file; only one segment is in memory at a time."""
     if begin < len(header):
         yield header[begin:end]
     at, last = max(0, begin - len(header)), end - len(header)

@@ -1,4 +1,4 @@
-"""The jobs of a server: each has a folder and a process of its own. Live requests are spoken before all jobs."""
+"""The jobs of a server: each job has its own folder and process. Live requests are spoken before all jobs."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ log = logging.getLogger(__name__)
 PLANS_AT_ONCE, PLAN_S = 2, 120.0
 """Number of books that are read at once to list their chapters, and the time limit for each in seconds."""
 BYTES_PER_CHARACTER = 2_500
-"""Maximum bytes of ledger and audio for one character, used to estimate the space of a job."""
+"""Maximum bytes of ledger and audio for a character of text, with which the disk space of a job is estimated."""
 TRIES = 3
-"""Number of times that a job's process is started if it ends without a result."""
+"""Maximum number of times that a job's process is started, if it ends without a result each time."""
 LOOK_S, CLEAN_S = 1.0, 3_600.0
 
 
 @dataclass(eq=False)
 class Job:
-    """A job. heard: audio of this run, without gaps; began: start of the run; spoken_before: characters before it."""
+    """A job. heard: audio without gaps; began: time of this run's start; spoken_before: characters of earlier runs."""
 
     record: JobRecord
     folder: Path
@@ -69,7 +69,7 @@ class Job:
         return self.heard or await asyncio.to_thread(read_times, self.folder)
 
     def seconds_left(self) -> float | None:
-        """Estimated from the speed of this run; None before any work is done."""
+        """Estimate the time by the speed of this run; return None before this run has spoken a segment."""
         record = self.record
         done = record.spoken - self.spoken_before
         if record.status != "running" or not done:
@@ -79,7 +79,7 @@ class Job:
 
 @asynccontextmanager
 async def open_jobs(dispatcher: RequestDispatcher, keys: KeyRing, settings: JobsSection) -> AsyncIterator[Jobs]:
-    """Open the jobs in the folder of the settings, and continue them. InvalidRequest: the folder cannot be used."""
+    """Open the jobs in `settings.folder`, and continue them. InvalidRequest: the folder cannot be used."""
     folder = settings.folder
     assert folder is not None
     with ExitStack() as stack:
@@ -98,7 +98,7 @@ async def open_jobs(dispatcher: RequestDispatcher, keys: KeyRing, settings: Jobs
 
 
 class Jobs:
-    """The jobs of a server; all calls have to come from one event loop."""
+    """The jobs of a server; all methods must be called in one event loop."""
 
     def __init__(self, dispatcher: RequestDispatcher, keys: KeyRing, settings: JobsSection, folder: Path) -> None:
         self.settings, self._dispatcher, self._keys, self._folder = settings, dispatcher, keys, folder
@@ -126,7 +126,7 @@ class Jobs:
         return router(state, self)
 
     def of(self, principal: Principal) -> list[Job]:
-        """The jobs of a key, the newest first."""
+        """Return the jobs of a key, the newest first."""
         own = (job for job in self._jobs.values() if job.record.key == principal.name)
         return sorted(own, key=lambda job: -job.record.created)
 
@@ -137,12 +137,12 @@ class Jobs:
         return job
 
     async def plan(self, book: bytes, options: JobOptions) -> dict[str, Any]:
-        """The title, author and chapters of a book; nothing is kept. InvalidRequest: it cannot be read."""
+        """Return the title, author and chapters of a book, but do not keep it. InvalidRequest: it cannot be read."""
         async with self._stored(book, options) as folder:
             return await self._read(folder)
 
     async def add(self, principal: Principal, book: bytes, options: JobOptions, webhook: str | None) -> Job:
-        """Keep a new job, and begin it if there is room. An error names the exceeded limit of the key or disk."""
+        """Store a new job, and start it if few jobs run. An error names the exceeded limit of the key or disk."""
         self._check_count(principal)
         async with self._stored(book, options) as folder:
             found = await self._read(folder)
@@ -159,21 +159,21 @@ class Jobs:
         return job
 
     async def remove(self, job: Job) -> None:
-        """End the work on a job, and remove all of it."""
+        """Stop a job, and remove it with its files."""
         self._jobs.pop(job.record.id, None)
         await _ended(job.task)
         await asyncio.to_thread(shutil.rmtree, job.folder, True)
         self._start_waiting()
 
     async def close(self) -> None:
-        """End all work; it goes on at the next start. A second call does nothing."""
+        """Stop all jobs; the next start of the server continues them. A second call does nothing."""
         self._closing = True
         for task in [*(job.task for job in self._jobs.values()), *self._background]:
             await _ended(task)
 
     @asynccontextmanager
     async def _stored(self, book: bytes, options: JobOptions) -> AsyncIterator[Path]:
-        """A folder with a book and its options; at the end it is removed, unless it was renamed."""
+        """Make a folder with a book and its options; remove it at the end, unless it was renamed."""
         folder = self._folder / f".new-{secrets.token_hex(8)}"
 
         def store() -> None:
@@ -204,7 +204,7 @@ class Jobs:
             except (TimeoutError, asyncio.TimeoutError):
                 raise TooLarge(f"book: it took more than {PLAN_S:g} s to read; split it") from None
         if not found:
-            raise StageFailed("book: the process that reads it has ended; send a smaller one, or ask the operator")
+            raise StageFailed("book: the process that reads it has ended; send a smaller book, or ask the operator")
         return found
 
     def _check_count(self, principal: Principal) -> None:
@@ -234,7 +234,7 @@ class Jobs:
             )
 
     def _start_waiting(self) -> None:
-        """Start waiting jobs while there is room: first for keys with the fewest running jobs, then the oldest."""
+        """Start waiting jobs up to the limit: those of keys with the fewest running jobs first, then the oldest."""
         busy = Counter(job.record.key for job in self._jobs.values() if job.task is not None)
         waiting = [job for job in self._jobs.values() if job.task is None and job.record.status == "queued"]
         while waiting and not self._closing and busy.total() < self.settings.at_once:
@@ -251,7 +251,7 @@ class Jobs:
                 if record.status == "done":
                     break
             else:
-                raise StageFailed("job: its process has ended without a result; the log of the server may say more")
+                raise StageFailed("job: its process has ended without a result; the server's log may have the reason")
         except asyncio.CancelledError:
             record.status = "queued"
             raise
@@ -280,7 +280,7 @@ class Jobs:
 
                 told = entry_of(job).model_dump()
                 self._in_background(deliver(record.webhook, told, self.settings.webhooks))
-        with suppress(OSError):  # the disk may be full; the ledger has the speech
+        with suppress(OSError):  # the disk may be full; the ledger still has the speech
             record.save(job.folder)
             if job.heard:
                 save_times(job.folder, job.heard)
@@ -324,7 +324,7 @@ class Jobs:
                 await _ended(task)
 
     async def _clean(self) -> None:
-        """Remove jobs that have ended long ago."""
+        """Remove jobs that ended more than `keep_days` days ago."""
         while True:
             until = time.time() - self.settings.keep_days * 86_400
             for job in [one for one in self._jobs.values() if (one.record.ended or until) < until]:
@@ -346,6 +346,6 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
 def _size_of(folder: Path) -> int:
     sizes = 0
     for path in folder.rglob("*"):
-        with suppress(OSError):  # the file was removed meanwhile
+        with suppress(OSError):  # the file may have been removed since `rglob` listed it
             sizes += path.stat().st_size
     return sizes

@@ -1,4 +1,4 @@
-"""Data types of a job: its options and its progress. Processes exchange them, and they are kept as JSON."""
+"""Data types of a job: its options and its progress, which are exchanged by processes and stored as JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from vivavoce_books.plan import ChapterPart, Pauses, Plan, Segment, parse_chapte
 Status = Literal["queued", "running", "writing", "done", "failed"]
 UNFINISHED = ("queued", "running", "writing")
 BOOK, OPTIONS, RECORD, LEDGER, TIMES = "book", "options.json", "job.json", "ledger", "times.json"
-"""Files in the folder of a job; the book and the audio have a suffix."""
+"""Names of the files in a job's folder; the name of the book also has a suffix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(BookOptions):
-    """Options of a job, as `vivavoce read` has them. cast: names and their voices; file: name of the book's file."""
+    """Options of a job, as of `vivavoce read`. cast: name → voice; file: the book's file in the job's folder."""
 
     file: str
     title: str = ""
@@ -42,10 +42,10 @@ class JobOptions(BookOptions):
 
 
 class Heard(NamedTuple):
-    """Audio of a piece of segment `place`, from sample `offset` of the segment on.
+    """Audio of a piece of a segment. place: index of the segment in the book; offset: the piece's first sample in it.
 
-    start, end: characters of the chapter; chapters are counted from 0. at: the piece's first sample in the whole audio.
-    frames: samples of speech. pause: samples of silence after them.
+    chapter: counted from 0. start, end: characters of the chapter. at: the piece's first sample in the whole audio.
+    frames: samples of speech. pause: samples of silence after the speech.
     """
 
     place: int
@@ -64,10 +64,11 @@ class Heard(NamedTuple):
 
 @dataclass
 class JobRecord:
-    """The state of a job, which is kept beside its files.
+    """The state of a job, which is stored in the job's folder.
 
-    key: name of the API key. characters: number of characters to speak. sample_rate: 0 until work begins. samples:
-    length of the audio up to its first gap. starts: number of a chapter → its first sample in that audio.
+    key: name of the API key. created, ended: seconds since 1970. characters, spoken: numbers of characters to speak,
+    and spoken so far. sample_rate: 0 until work begins. samples: length of the audio up to its first gap. starts:
+    number of a chapter, from 1 → its first sample in that audio.
     """
 
     id: str
@@ -95,7 +96,7 @@ class JobRecord:
 
 
 def read_record(folder: Path) -> JobRecord:
-    """Read the state of a job. ValueError, OSError: the folder holds no job."""
+    """Read the state of a job. ValueError, OSError: the folder has no job, or a damaged one."""
     values = json.loads((folder / RECORD).read_bytes())
     try:
         return JobRecord(**{**values, "chapters": [ChapterPart(*one) for one in values["chapters"]]})
@@ -113,7 +114,7 @@ def read_times(folder: Path) -> list[Heard]:
 
 
 def read_plan(folder: Path) -> tuple[JobOptions, Plan, list[int], list[Segment]]:
-    """Options, plan, chapters and segments of a job. InvalidRequest: the options do not fit the book."""
+    """Read the options, plan, chapters and segments of a job. InvalidRequest: the options do not fit the book."""
     options = JobOptions(**json.loads((folder / OPTIONS).read_bytes()))
     book = open_book(folder / options.file, options)
     book = replace(book, title=options.title or book.title or "Untitled")
@@ -123,11 +124,11 @@ def read_plan(folder: Path) -> tuple[JobOptions, Plan, list[int], list[Segment]]
     if not wanted:
         if options.chapters is None:
             raise InvalidRequest(f"book: {options.file!r} has no text to speak; write at least one word")
-        raise InvalidRequest("chapters: nothing in the chosen ones can be spoken; choose others")
+        raise InvalidRequest("chapters: the chosen chapters have no text to speak; choose others")
     return options, plan, chosen, wanted
 
 
 def error_of(told: dict[str, Any]) -> VivavoceError:
-    """The error of a message from another process: its text, code and HTTP status."""
+    """Make the error that another process reports. told: has the error's text, code and HTTP status."""
     kinds = {kind.code: kind for kind in (MissingDependency, TooLarge)}
     return kinds.get(told["code"], InvalidRequest if told["status"] < 500 else StageFailed)(told["error"])

@@ -1,4 +1,4 @@
-"""Tells an address that a job has ended. The address comes from a client, so private ones are refused."""
+"""Sends an ended job to a client's URL. Private addresses are refused, because clients must not reach them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 Allowed = Literal["off", "public", "any"]
 MAX_CHARS = 2_000
 _NAT64 = ip_network("64:ff9b::/96")
-"""IPv6 addresses that a translator maps to IPv4 addresses (RFC 6052)."""
+"""IPv6 addresses that stand for IPv4 addresses (RFC 6052)."""
 TIMEOUT_S, WHOLE_S, WAITS_S = 10.0, 30.0, (0.0, 5.0, 60.0)
-"""Seconds: the timeout of a socket operation, the timeout of a whole attempt, and the waits before the attempts."""
+"""In seconds: time limit of a socket operation, time limit of a whole attempt, and the wait before each attempt."""
 
 
 def check_webhook(url: str, allowed: Allowed) -> None:
-    """Check an address, but do not look its name up. InvalidRequest: it is malformed, or webhooks are off."""
+    """Check the form of a URL, but do not resolve its host. InvalidRequest: it is malformed, or webhooks are off."""
     if allowed == "off":
         raise InvalidRequest("webhook: this server calls no addresses (jobs.webhooks is off); ask for the job's state")
     try:
@@ -46,7 +46,7 @@ def check_webhook(url: str, allowed: Allowed) -> None:
 
 
 def is_public(address: str) -> bool:
-    """Whether the IP address is of the public internet: not of this machine, a private network, or a special use."""
+    """Return whether an IP address is on the public internet, and not in a private network or for a special use."""
     found = ip_address(address.partition("%")[0])
     inner = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None)
     if found in _NAT64:
@@ -57,9 +57,9 @@ def is_public(address: str) -> bool:
 def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> int:
     """POST the body and return the status of the answer. Redirections are not followed.
 
-    The name is looked up once, and all its addresses are checked: the connection goes to one of them, so that a name
-    cannot point elsewhere a moment later. After `WHOLE_S` the connection is cut, so that a slow answer cannot hold a
-    thread. Raises OSError or HTTPException without a connection or a whole answer, and if an address is not allowed.
+    The host is resolved once, all its addresses are checked, and the connection goes to the first address: a second
+    resolution could give another address. After `WHOLE_S` the connection is cut, so that a slow answer cannot hold a
+    thread. Raises OSError or HTTPException if the connection or answer fails, or an address is not allowed.
     """
     parts = urlsplit(url)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
@@ -69,7 +69,7 @@ def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> i
             raise OSError(f"{host} is at {address}, which is not a public address")
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     plain = socket.create_connection((str(found[0]), port), TIMEOUT_S)
-    other_end = plain.dup()  # TLS takes over the socket itself, so the timer has a copy
+    other_end = plain.dup()  # a copy for the timer, because TLS detaches the socket
     cut = threading.Timer(WHOLE_S, _cut, (other_end,))
     cut.start()
     try:
@@ -88,12 +88,12 @@ def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> i
 
 
 def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):  # the connection has ended
+    with suppress(OSError):  # the connection may have ended
         connection.shutdown(socket.SHUT_RDWR)
 
 
 async def deliver(url: str, entry: Mapping[str, Any], allowed: Allowed) -> None:
-    """Call the address up to three times; failures are logged."""
+    """Send the job to the URL, in up to three attempts; failures are logged."""
     body = json.dumps(entry, ensure_ascii=False).encode()
     may = is_public if allowed == "public" else lambda _: True
     for wait_s in WAITS_S:

@@ -1,7 +1,7 @@
-"""The process of one job: it reads the book, asks the server for speech, and keeps what was spoken.
+"""The process of one job: reads the book, asks the server for speech, stores it, and writes the audio file.
 
 Messages are lines of JSON, sent on stdout and received on stdin. Samples of speech (float32) follow their message.
-A book that was sent may be hostile, so it is read here and not in the server.
+A client's book may be made to do harm, so this process reads it, and not the server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vivavoce_books.writing import Extras, Track, heard_of, write_track
 
 NICENESS = 10
 MEMORY_BYTES = 4 << 30
-"""Maximum bytes of address space of the process (Linux); a book of 20 MB needs less than a quarter of it."""
+"""Maximum address space of the process in bytes (Linux); a book of 20 MB needs less than a quarter of this."""
 AT_ONCE = 500
 """Maximum number of entries in one message."""
 
@@ -54,7 +54,7 @@ class Server:
         self._source, self._sink, self._lock = source, sink, threading.Lock()
         self._numbers, self._waiting = count(1), dict[int, Future[tuple[dict[str, Any], bytes]]]()
         self.begin: dict[str, Any] = json.loads(source.readline() or b"{}")
-        """The server's first message: sample_rate, model and segments (how many are spoken at once)."""
+        """The server's first message: sample_rate, model, and segments (the number of segments to speak at once)."""
         self.sample_rate: int = self.begin.get("sample_rate", 0)
 
     def tell(self, kind: str, **values: Any) -> None:
@@ -64,7 +64,7 @@ class Server:
             self._sink.flush()
 
     def listen(self) -> None:
-        """Receive answers, in a thread; if the server is gone, the process ends."""
+        """Receive answers, in a thread, until the server closes the connection; then end this process."""
         while line := self._source.readline():
             message = json.loads(line)
             content = self._source.read(message.get("bytes", 0))
@@ -92,7 +92,7 @@ class Server:
 
 
 class Progress:
-    """Tells the server which audio is complete from its beginning on, and how many characters are spoken."""
+    """Tells the server about the audio without gaps from the beginning, and the number of characters spoken."""
 
     def __init__(self, server: Server, plan: Plan, wanted: list[Segment], ledger: Ledger) -> None:
         self._server, self._plan, self._wanted, self._ledger = server, plan, wanted, ledger
@@ -150,9 +150,9 @@ def main() -> int:
     ignore_signals()
     _bound()
     sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # so that print cannot write into the messages
+    os.dup2(2, 1)  # so that `print` cannot write between the messages
     mode, folder = sys.argv[1:3]
-    # Not sys.stdin: Python locks that at its end, and stops with a crash while `listen` still reads it.
+    # Not sys.stdin: Python locks it at exit, and would crash while `listen` still reads from it.
     server = Server(os.fdopen(os.dup(0), "rb"), sink)
     try:
         WORK[mode](Path(folder), server)
