@@ -1,4 +1,4 @@
-"""Data types of a book: chapters, the blocks that are spoken, and text that is left out with the reason."""
+"""Data types of a book: its chapters, the blocks that are spoken, and the text that is left out, with reasons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivavoce.errors import InvalidRequest
 Choice = Literal["skip", "speak"]
 
 MAX_BOOK_BYTES = 20_000_000
-"""Maximum bytes of a book with its markup, or of the files read from an EPUB; the longest novels have 12,000,000."""
+"""Maximum bytes of a file with its markup, or of all files read from an EPUB; the longest novels have 12,000,000."""
 SUFFIXES = (".epub", ".html", ".htm", ".xhtml", ".md", ".markdown", ".txt")
 FOREIGN: dict[str, tuple[bytes, int]] = {
     "a PDF": (b"%PDF", 0),
@@ -25,7 +25,7 @@ FOREIGN: dict[str, tuple[bytes, int]] = {
 }
 """Unsupported format → bytes that identify it, and their offset in the file."""
 _SOUND = re.compile(rb"(?s)RIFF.{4}WAVE|ID3[\2-\4]|fLaC[\0\x80]|OggS\0|\0\0\0.ftyp|\xff[\xf2\xf3\xfa\xfb]")
-"""The first bytes of WAV, MP3 (with and without a tag), FLAC, Ogg and M4A files."""
+"""Matches the first bytes of WAV, MP3 (with and without a tag), FLAC, Ogg and M4A files."""
 
 
 class BlockKind(str, Enum):
@@ -40,7 +40,7 @@ class BlockKind(str, Enum):
 class Block:
     """A heading, a paragraph or a scene break; a newline in `text` ends a line of verse.
 
-    language: ISO code, if the book names one for this block.
+    language: ISO code, or None if the book names no language for this block.
     """
 
     kind: BlockKind
@@ -76,7 +76,7 @@ class Cover:
 
 @dataclass(frozen=True)
 class Book:
-    """A whole book; language: ISO code, None if the book names none."""
+    """A whole book; language: ISO code, or None if the book names no language."""
 
     title: str
     author: str
@@ -96,16 +96,16 @@ class BookOptions:
 
 
 def open_book(path: Path, options: BookOptions = BookOptions()) -> Book:
-    """Read a book. Its content tells the format; the suffix decides only between HTML, Markdown and plain text.
+    """Read a book. Its content shows the format; the suffix decides only between HTML, Markdown and plain text.
 
     Raises:
-        InvalidRequest: the file cannot be read, is not a book, is damaged or beyond a limit.
+        InvalidRequest: the file cannot be read, is not a book, is damaged or exceeds a limit.
         MissingDependency: the extra "books" is not installed.
     """
     label = repr(path.name)
     try:
         if path.exists() and not path.is_file():
-            kind = "a folder" if path.is_dir() else "no regular file"
+            kind = "a folder" if path.is_dir() else "not a regular file"
             raise InvalidRequest(f"book: {label} is {kind}; give one file: {', '.join(SUFFIXES)}")
         with path.open("rb") as opened:
             start = opened.read(4096)

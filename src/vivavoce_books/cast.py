@@ -1,4 +1,4 @@
-"""The cast of a book: names and their voices, and the labels and tags in a text that say which name speaks."""
+"""The cast of a book: names and their voices, and labels and tags in the text that name the speaker."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _TAG = rf"\[voice:\s*(?P<tag>{_NAME})\]|(?P<end>\[/voice\])"
 
 @dataclass(frozen=True)
 class Part:
-    """The voice of one name of the cast, as `--voice` takes it. transcript: the words, if the voice is a recording."""
+    """The voice of a name of the cast. voice: as in `--voice`; transcript: the words of a recording."""
 
     voice: str | None = None
     transcript: str = ""
 
 
 Cast = Mapping[str, Part]
-"""Name in lower case → its voice; `NARRATOR` is always in it."""
+"""Name in lower case → its voice; `NARRATOR` is always one of the names."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Characters start … end − 1 of a text. role: who speaks them; reason: why they are not spoken."""
+    """Characters start … end − 1 of a text. role: name that speaks them; reason: why they are not spoken, or ""."""
 
     start: int
     end: int
@@ -39,7 +39,7 @@ class Span:
 
 
 def read_cast(given: Sequence[str], narrator: Part) -> dict[str, Part]:
-    """The cast of `--cast`: files, or entries such as "anna=anna.wav"; a later entry replaces an earlier one.
+    """Read the values of `--cast`: files, or entries such as "anna=anna.wav". A later entry for a name wins.
 
     Raises:
         InvalidRequest: a file cannot be read, or has a line that is not an entry.
@@ -55,7 +55,7 @@ def read_cast(given: Sequence[str], narrator: Part) -> dict[str, Part]:
 
 
 def cast_of(voices: Mapping[str, str], narrator: str | None) -> dict[str, Part]:
-    """Make a cast from names and their voices. InvalidRequest: a name has a character that names must not have."""
+    """Make a cast from names and their voices. InvalidRequest: a name is too long, or has a forbidden character."""
     for name in voices:
         if not regex.fullmatch(_NAME, name.strip()):
             raise InvalidRequest(f"cast: {name[:70]!r} is not a name; use 1 to 64 characters without [ ] = | # and :")
@@ -68,7 +68,7 @@ def _lines(path: str) -> list[str]:
         with open(path, "rb") as file:
             content = file.read(MAX_CAST_BYTES + 1)
         if len(content) > MAX_CAST_BYTES:
-            raise InvalidRequest(f"cast: {path!r} is larger than {MAX_CAST_BYTES} bytes; name a list of voices")
+            raise InvalidRequest(f"cast: {path!r} is larger than {MAX_CAST_BYTES} bytes; name a file of voices")
         return content.decode("utf-8-sig").splitlines()
     except OSError as error:
         raise InvalidRequest(
@@ -87,10 +87,10 @@ def _entry(text: str, place: str) -> tuple[str, Part]:
 
 
 def stretches(text: str, cast: Cast, role: str) -> tuple[list[Span], list[Span], str]:
-    """Split a block by role; returns spans to speak, spans of labels and tags, and the role of the text that follows.
+    """Split a block by role. Return spans to speak, spans of labels and tags, and the role at the end of the block.
 
     A line that begins with a name of the cast and a colon is spoken by that name up to the line's end. A tag applies up
-    to the next tag. role: role of the text before. Raises InvalidRequest if a tag names a person not in the cast.
+    to the next tag. role: role at the start of the block. InvalidRequest: a tag has a name that is not in the cast.
     """
     names = "|".join(regex.escape(name) for name in sorted(cast, key=len, reverse=True))
     sign = regex.compile(rf"{_TAG}|^[ \t]*(?P<label>{names})[ \t]*[:：]\s*|(?P<line>\n)", regex.M | regex.I)

@@ -1,4 +1,4 @@
-"""The items of a book, which its reader finds in order, and the division of items into chapters."""
+"""Divides the items of a book, such as headings, paragraphs and footnotes, into chapters."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ FRONT_TITLES = {
     "index": r"(?:general |subject )?index|索引",
 }
 MAX_FRONT_SHARE = 0.25
-"""A chapter with a title of `FRONT_TITLES` is front matter only up to this share of the book's characters."""
+"""A chapter with a title of `FRONT_TITLES` is front matter only if it has at most this share of all characters."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A block, or text that is left out (kind None, with its reason).
+    """A block, or text that is left out: then `kind` is None, and `reason` gives the reason.
 
-    title: title of the chapter that begins here. level: level of a heading, from 1. ids: anchors that lead here. note:
-    anchor of the footnote that the item belongs to ("": unknown). refs: anchors of the notes that it refers to.
+    title: title of the chapter that begins with the item, or None. level: level of a heading, from 1. ids: anchors of
+    the item. note: anchor of the footnote that has the item, "" if the anchor is unknown, None if the item is not in a
+    footnote. refs: anchors of the footnotes to which the item refers.
     """
 
     kind: BlockKind | None
@@ -55,14 +56,14 @@ def one_line(text: str) -> str:
 
 
 def combined_title(first: str, second: str) -> str:
-    """One title from two headings: "Chapter 1: The storm"; but "Chapter 1" from "A book" and "Chapter 1"."""
+    """Make a title of two headings, such as "Chapter 1: The storm"; but "A book" and "Chapter 1" give "Chapter 1"."""
     if not second or not CHAPTER_LINE.fullmatch(first) or first == second:
         return second or first
     return f"{first.rstrip('.:')}: {second}"
 
 
 def start_at_headings(items: Iterable[Item]) -> list[Item]:
-    """Begin chapters at headings of levels 1 and 2 or, if there are none, at the largest headings that there are."""
+    """Begin chapters at headings of levels 1 and 2, or if the book has none, at headings of its highest level."""
     items = list(items)
     levels = {item.level for item in items if item.kind is BlockKind.HEADING and item.note is None}
     deepest = max(2, min(levels, default=2))
@@ -75,7 +76,7 @@ def start_at_headings(items: Iterable[Item]) -> list[Item]:
 
 
 def divide(items: Iterable[Item], options: BookOptions) -> tuple[Chapter, ...]:
-    """Divide items into chapters. A chapter without text joins the next one; footnotes move to a chapter's end."""
+    """Divide items into chapters. A chapter without text joins the next chapter; footnotes move to a chapter's end."""
     sections: list[_Section] = []
     for item in items:
         if item.title is not None or not sections:
@@ -121,7 +122,7 @@ def _without_front_matter(sections: list[_Section]) -> list[_Section]:
 
 
 def _end_of_contents(sections: list[_Section], at: int) -> int:
-    """Index of the section after a table of contents; the table's lines look like headings of chapters without text."""
+    """Return the index of the section after a table of contents, whose lines may look like headings without text."""
     first = at + 1
     stop = next((i for i in range(first, len(sections)) if sections[i].has(BlockKind.PARAGRAPH)), len(sections))
     titles = [section.title.casefold() for section in sections]
@@ -156,7 +157,7 @@ def _place_notes(sections: list[_Section]) -> None:
                 moved[owner.get(item.note, at)].append(item)
         rest = [item for item in section.items if item.note is None]
         if len(rest) < len(section.items) and at and not section.has(BlockKind.PARAGRAPH):
-            # leave out the heading "Notes", too
+            # A section of footnotes only: leave out its heading, too.
             rest = [replace(item, kind=None, reason="footnote") if item.kind else item for item in rest]
         section.items = rest
     for section, notes in zip(sections, moved, strict=True):

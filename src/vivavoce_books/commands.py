@@ -1,4 +1,4 @@
-"""The command `vivavoce read`, which makes an audiobook from a book; a new run continues one that was ended."""
+"""The command `vivavoce read`, which makes an audiobook from a book; a new run continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Source:
         *("PATH", "--out", "-o"),
     )
     chapters: str | None = flag("Chapters to speak, such as 1-3,5.  [default: all]", "NUMBERS")
-    list: bool = flag("Show the chapters, their characters and about how long they are; speak nothing.", default=False)
-    restart: bool = flag("Begin again: forget what earlier runs have spoken.", default=False)
+    list: bool = flag("List the chapters with their characters and estimated lengths; speak nothing.", default=False)
+    restart: bool = flag("Begin again, without the speech of earlier runs.", default=False)
     footnotes: Choice = flag("Footnotes: skip or speak.", "CHOICE", default="skip")
     tables: Choice = flag("Tables: skip or speak.", "CHOICE", default="skip")
     front_matter: Choice = flag("Title page, contents and the like: skip or speak.", "CHOICE", default="skip")
@@ -62,7 +62,7 @@ class Source:
 class Manner:
     voice: flags.VoiceOption = None
     transcript: flags.TranscriptOption = ""
-    cast: list[str] | None = flag("Voices of the cast: a file, or NAME=VOICE; several times if need be.", "FILE|ENTRY")
+    cast: list[str] | None = flag("Voices of the cast: a file, or NAME=VOICE; may be repeated.", "FILE|ENTRY")
     speed: flags.SpeedOption = 1.0
     seed: flags.SeedOption = 0
     pause_sentence: float = flag("Seconds of silence between sentences.", "SECONDS", default=0.25)
@@ -87,7 +87,7 @@ def read(
 ) -> None:
     """Speak a book into an audiobook with chapters.
 
-    After Ctrl-C or a crash, the same command goes on where it was; only the sentences in work are spoken again.
+    After Ctrl-C or a crash, the same command goes on; it speaks again only the segments that were not complete.
     """
     from vivavoce.frontend.speech import SpeakOptions
 
@@ -135,7 +135,7 @@ def read(
 
 
 def tracks_of(out: str, split: bool, book: Book, chosen: Sequence[int]) -> list[Track]:
-    """The files to write. InvalidRequest: a suffix is not supported, or several chapters would get one name."""
+    """Return the files to write. InvalidRequest: a suffix is not supported, or several chapters get one name."""
     if not split:
         tracks = [Track(Path(out), book.title, tuple(chosen))]
     else:
@@ -188,16 +188,17 @@ USUAL_SHAPES = "128"  # as `vivavoce` sets it when it is imported
 
 
 def keep_fewer_shapes() -> None:
-    """Let torch keep fewer compiled primitives than for streams, unless the user has set another limit.
+    """Lower the number of compiled primitives that torch keeps, unless the user has set another number.
 
-    A book's segments have more lengths than streams. So mini takes less than 1.2 GB on a CPU, however long the book is.
+    Torch compiles one for each length, and a book's segments have many lengths. With this limit, mini needs less than
+    1.2 GB on a CPU for a book of any length.
     """
     if os.environ.get("LRU_CACHE_CAPACITY") == USUAL_SHAPES:
         os.environ["LRU_CACHE_CAPACITY"] = "48"
 
 
 def _loaded(choice: ModelChoice, reporter: Reporter) -> Vivavoce:
-    """Load the model, on a GPU in deterministic mode: a resumed book then equals an uninterrupted one bit by bit."""
+    """Load the model, on a GPU in deterministic mode, so that a continued book equals an uninterrupted one."""
     from vivavoce.frontend.model_choice import choose_device
 
     keep_fewer_shapes()
@@ -219,7 +220,7 @@ def _speak(tts: Vivavoce, job: Job, cast: Cast, wanted: Sequence[Segment], ledge
         roles = sorted({one.role for one in plan.segments})
         voices = {role: tts.voice(cast[role].voice, cast[role].transcript) for role in roles}
         for role, part in cast.items():
-            # A name that is not in the book may still be misspelt; its recording is not listened to.
+            # Check the voice's name, which may be misspelt, although the book does not need the voice.
             if role not in voices and part.voice and not os.path.isfile(os.path.expanduser(part.voice)):
                 tts.voice(part.voice)
         prints = {f"voice of {role}": _fingerprint_of_voice(voice) for role, voice in voices.items()}

@@ -1,4 +1,4 @@
-"""Reads EPUB 2 and 3: the spine gives the order of the documents, the table of contents gives the chapters."""
+"""Reads EPUB 2 and 3. The spine gives the order of the documents, and the table of contents gives the chapters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REPAIR = "repair it, for example with Calibre"
 
 
 class _Archive:
-    """The files in an EPUB; in all, at most `MAX_BOOK_BYTES` are unpacked."""
+    """The files in an EPUB. At most `MAX_BOOK_BYTES` are unpacked from all files together."""
 
     def __init__(self, path: Path) -> None:
         self.label = repr(path.name)
@@ -70,7 +70,7 @@ class _Archive:
             raise InvalidRequest(f"book: {name!r} in {self.label} is broken XML ({error}); {_REPAIR}") from None
 
     def within(self, folder: str, href: str) -> str:
-        """Resolve a link in a file of `folder` to a name in the archive. Raises InvalidRequest if it leads outside."""
+        """Resolve a link in a file of `folder` to a name in the archive. InvalidRequest: it leads outside."""
         name = posixpath.normpath(posixpath.join(folder, unquote(href)))
         if name.startswith(("../", "/")) or name == "..":
             raise InvalidRequest(f"book: {self.label} names a file outside itself ({href[:80]!r}); {_REPAIR}")
@@ -78,7 +78,7 @@ class _Archive:
 
 
 def _check_directory(path: Path, label: str) -> None:
-    """Check the size of the zip directory before it is read (its end: APPNOTE.TXT of PKWARE, section 4.3.16)."""
+    """Check the size of the zip directory before the directory is read (PKWARE's APPNOTE.TXT, section 4.3.16)."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 65_557))
         tail = file.read()
@@ -95,7 +95,7 @@ def _check_directory(path: Path, label: str) -> None:
 
 @dataclass(frozen=True)
 class _Package:
-    """The document that lists the files of a book. manifest: its items by id; folder: hrefs are relative to it."""
+    """The document that lists the book's files. manifest: id → item; folder: the document's folder, for its hrefs."""
 
     archive: _Archive
     root: ElementTree.Element
@@ -106,7 +106,7 @@ class _Package:
         return self.archive.within(self.folder, item.get("href", ""))
 
     def item_with(self, name: str, word: str) -> ElementTree.Element | None:
-        """The first item that has the word in the attribute of this name."""
+        """Return the first item that has the word in its attribute `name`."""
         return next((item for item in self.manifest.values() if word in item.get(name, "").split()), None)
 
 
@@ -148,8 +148,8 @@ def _check_locks(archive: _Archive) -> None:
 
 
 def _contents(package: _Package) -> tuple[list[tuple[str, str]], dict[str, str]]:
-    """The table of contents, as titles and places such as "text/one.xhtml#part2"; and the paths of documents that are
-    front matter, each with the reason.
+    """Return the table of contents, as titles and places such as "text/one.xhtml#part2", and for documents that are
+    front matter: path → reason.
     """
     archive, entries = package.archive, list[tuple[str, str]]()
     marked = [
@@ -184,7 +184,7 @@ def _path(place: str) -> str:
 
 
 def _points(archive: _Archive, ncx: ElementTree.Element, folder: str) -> Iterator[tuple[str, str]]:
-    """Titles and places of the two upper levels of an EPUB 2's table of contents."""
+    """Yield titles and places of the two upper levels of an EPUB 2's table of contents."""
     for top in ncx.iterfind("{*}navMap/{*}navPoint"):
         for point in (top, *top.iterfind("{*}navPoint")):
             content = point.find("{*}content")
@@ -193,7 +193,7 @@ def _points(archive: _Archive, ncx: ElementTree.Element, folder: str) -> Iterato
 
 
 def _items(package: _Package, options: BookOptions, fronts: dict[str, str]) -> list[Item]:
-    """Items of all documents in the order of the spine; a document's first item has the document's path as anchor."""
+    """Return the items of all documents in the spine's order; a document's first item has its path as an anchor."""
     items: list[Item] = []
     links, spine, archive = Links(), package.root.findall(".//{*}itemref"), package.archive
     for reference in spine:
@@ -215,7 +215,7 @@ def _items(package: _Package, options: BookOptions, fronts: dict[str, str]) -> l
 
 
 def _with_titles(items: list[Item], entries: list[tuple[str, str]]) -> list[Item]:
-    """Begin chapters where the table of contents says, and at documents that begin with a heading."""
+    """Begin chapters at the places in the table of contents, and at documents that begin with a heading."""
     places = {anchor: at for at, item in reversed(list(enumerate(items))) for anchor in item.ids}
     titles: dict[int, str] = {}
     for title, place in entries:

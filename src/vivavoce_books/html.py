@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 100
 """Maximum depth of nested elements; books have about 20."""
 MAX_OPEN_TAGS = 300
-"""Maximum number of < without a > between them; the time of html.parser grows with the square of this number."""
+"""Maximum number of < with no > between them; html.parser takes time in proportion to the square of this number."""
 UNSEEN = frozenset({"head", "script", "style", "template", "title", "meta", "link"})
 BLOCK = re.compile(
     "address|article|aside|blockquote|body|caption|center|d[dlt]|details|dialog|div|fieldset|figcaption|figure|footer"
@@ -32,7 +32,7 @@ OPTIONAL_ENDS = {"p": BLOCK.pattern, "li": "li", "a": "a", "tr": "tr"} | {
     **dict.fromkeys(("dt", "dd"), "d[dt]"),
     **dict.fromkeys(("td", "th"), "t[dhr]"),
 }
-"""Tag whose end tag may be missing → start tags that close it (HTML, 13.1.2.4). html.parser does not close it."""
+"""Element that may lack an end tag → start tags that end it (HTML, 13.1.2.4), which html.parser does not know."""
 SILENT_TAGS = {
     **{"rt": "ruby", "rp": "ruby", "rtc": "ruby", "svg": "image", "math": "formula", "nav": "table of contents"},
     **dict.fromkeys(("audio", "video", "iframe", "object", "canvas"), "media"),
@@ -59,7 +59,7 @@ _NOTE_SIGN = re.compile(r"[\[(［]?\s*(?:\d{1,4}|[*†‡§¶]{1,4}|[ivxlc]{1,6}
 
 @dataclass
 class Links:
-    """Footnotes found so far. A footnote link leads to a note if its anchor was not seen yet, else back to the text."""
+    """Anchors seen so far, and anchors of footnotes. A footnote link to a seen anchor leads back to the text."""
 
     seen: set[str] = field(default_factory=set)
     notes: set[str] = field(default_factory=set)
@@ -69,7 +69,8 @@ class Links:
 class Here:
     """Properties that an element passes on to the elements in it.
 
-    table: in a table that is not mere layout. row: in a row of such a table, which is one block. lines: keep line ends.
+    reason: the text is left out, for this reason. level: of the heading. note: anchor of the footnote. table: in a
+    table with data. row: in a row of such a table, which is one block. lines: keep line ends.
     """
 
     language: str | None = None
@@ -96,7 +97,7 @@ def parse(markup: str, label: str) -> BeautifulSoup:
             markup = re.sub(rf"(?i)(?=<(?:{following})[\s>])", f"</{name}>", markup)
     try:
         return BeautifulSoup(markup, "html.parser")
-    except (AssertionError, RecursionError, ValueError) as error:  # all that html.parser raises
+    except (AssertionError, RecursionError, ValueError) as error:  # html.parser raises no others
         raise InvalidRequest(f"book: {label} has broken HTML ({one_line(str(error))}); repair the markup") from None
 
 
@@ -116,7 +117,7 @@ def attribute(tag: Tag | None, name: str) -> str:
 
 
 def words_of(tag: Tag) -> str:
-    """All text within an element, with a space where another element begins."""
+    """Return all text within an element, with a space between the texts of different elements."""
     return one_line(" ".join(_strings(tag)))
 
 
@@ -132,7 +133,7 @@ def _is_text(node: object) -> bool:
 
 
 class Page:
-    """Items of one document, in order. base: its path in the book, for links; reason: why the document is silent."""
+    """Items of a document, in order. base: path of the document in the book; reason: why it is left out, or ""."""
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class Page:
         return Here(language, reason, level, note, table, row, lines=here.lines or name == "pre")
 
     def _silence(self, tag: Tag, name: str, kinds: set[str], here: Here) -> str:
-        """The reason why all of this element is silent; empty if it is not."""
+        """Return the reason why the whole element is left out, or "" if it is spoken."""
         if name == "a" and self._is_note_link(tag, kinds):
             target = self._key(attribute(tag, "href").partition("#")[2], attribute(tag, "href").partition("#")[0])
             if target not in self._links.seen and here.note is None:
@@ -253,7 +254,7 @@ class Page:
     def _image(self, tag: Tag) -> None:
         alt, after = attribute(tag, "alt"), tag.next_sibling
         if len(alt) == 1 and alt.isalpha() and isinstance(after, str) and after[:1].isalpha():
-            self._pieces.append((alt, None))  # an initial: the rest of the word follows
+            self._pieces.append((alt, None))  # the picture is a word's first letter
         elif alt.strip():
             self._silent.append((one_line(alt), "image"))
 
@@ -269,7 +270,7 @@ class Page:
         self._ids.append(key)
         self._links.seen.add(key)
         if key in self._links.notes and here.note is None and not any(text.strip() for text, _ in self._pieces):
-            self._note = key  # the block that begins here is the note
+            self._note = key  # the block that begins here is the footnote
 
     def _key(self, name: str, href: str = "") -> str:
         if not name:
@@ -282,7 +283,7 @@ class Page:
         return ids
 
     def _flush(self, here: Here) -> None:
-        """End the open block, which has the properties of `here`."""
+        """Make an item from the text gathered so far; `here` has its properties."""
         raw = "".join(text for text, _ in self._pieces)
         languages = {language for text, language in self._pieces if text.strip()}
         text, marks = tidy(raw, lambda: self._words)
@@ -309,7 +310,7 @@ class Page:
 
 
 def _is_layout(table: Tag) -> bool:
-    """Whether a table is used for layout only: its role says so, or it has one column."""
+    """Return whether a table is used for layout only: its role says so, or it has one column."""
     if attribute(table, "role") in ("presentation", "none"):
         return True
     return all(len(row.find_all(["td", "th"], recursive=False)) < 2 for row in table.find_all("tr"))
@@ -317,7 +318,7 @@ def _is_layout(table: Tag) -> bool:
 
 _METADATA = re.compile(r"---[ \t]*\n((?:[^\n]*\n){0,200}?)(?:---|\.\.\.)[ \t]*(?:\n|$)")
 _NOTE = re.compile(r"(?m)^(\[\^[^\]\s]{1,40}\]):")
-"""The start of a footnote, which becomes a paragraph; Markdown would read it as the definition of a link."""
+"""Matches the start of a footnote, which is made a paragraph, because Markdown would read it as a link's definition."""
 
 
 def read_markdown(text: str, label: str, options: BookOptions) -> Book:
@@ -325,7 +326,7 @@ def read_markdown(text: str, label: str, options: BookOptions) -> Book:
         from markdown_it import MarkdownIt
     except ImportError:
         raise MissingDependency("Markdown needs markdown-it-py; type pip install 'vivavoce[books]'") from None
-    # maxNesting is above `MAX_DEPTH`, because markdown-it silently drops deeper elements, whereas `Page` raises.
+    # maxNesting is above `MAX_DEPTH`, so that `Page` raises an error: markdown-it would silently drop deep elements.
     reader = MarkdownIt("commonmark", {"html": True, "maxNesting": 2 * MAX_DEPTH}).enable(["table", "strikethrough"])
     head = _METADATA.match(text)
     pairs = re.findall(r"(?m)^(title|author|lang)(?:uage)?:(.+)$", head[1] if head else "")

@@ -1,4 +1,4 @@
-"""The ledger of a book: one SQLite file that keeps each spoken segment, so that a new run continues an ended one."""
+"""The ledger of a book: an SQLite file with each spoken segment, so that a new run continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _TABLES = (
 
 
 class Piece(NamedTuple):
-    """Characters `start` to `end` − 1 of a segment's text, whose speech has `frames` samples. closes: a sentence ends
-    with them. cut: their speech was stopped at the length limit, so words may be missing.
+    """Characters `start` to `end` − 1 of a segment's text. frames: samples of their speech. closes: a sentence ends
+    with these characters. cut: their speech was stopped at the length limit, so words may be missing.
     """
 
     start: int
@@ -38,22 +38,22 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Spoken:
-    """A spoken segment: its pieces, and the samples of all of them, [n] int16, without pauses."""
+    """A spoken segment: its pieces, and the samples of all pieces together, [n] int16, without pauses."""
 
     pieces: tuple[Piece, ...]
     samples: NDArray[np.int16]
 
 
 class Ledger:
-    """A ledger, made by `open_ledger`. If SQLite fails, methods raise InvalidRequest; the file keeps whole segments."""
+    """A ledger, opened by `open_ledger`. If SQLite fails, methods raise InvalidRequest; stored segments stay intact."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path, self._connection = path, connection
 
     def agree(self, settings: Mapping[str, str], *, shown: bool = True) -> None:
-        """Store the settings. InvalidRequest names the first one that differs from the settings of the stored segments.
+        """Store the settings. InvalidRequest: a setting differs from that of the stored segments; the error names it.
 
-        shown: whether the message shows the old and the new value; False for fingerprints, which people cannot compare.
+        shown: whether the error shows the old and the new value; False for fingerprints, which tell a user nothing.
         """
         with _explaining(self.path), self._connection as transaction:
             kept = dict(transaction.execute("SELECT * FROM settings WHERE EXISTS (SELECT 1 FROM segments)"))
@@ -67,7 +67,7 @@ class Ledger:
             transaction.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", settings.items())
 
     def places(self) -> set[int]:
-        """`Segment.index` of each stored segment."""
+        """Return the index (`Segment.index`) of each stored segment."""
         with _explaining(self.path):
             return {place for (place,) in self._connection.execute("SELECT place FROM segments")}
 
@@ -83,7 +83,7 @@ class Ledger:
         return tuple(Piece(*one) for one in json.loads(self._row("pieces", place)))
 
     def samples(self, place: int) -> NDArray[np.int16]:
-        """Samples of a stored segment, [n] int16."""
+        """Return the samples of a stored segment, [n] int16."""
         import soundfile
 
         content = self._row("audio", place)
@@ -99,14 +99,14 @@ class Ledger:
 
 
 def samples_in(path: Path, place: int) -> NDArray[np.int16]:
-    """Samples of a segment, [n] int16, from a shared ledger to which another process may write meanwhile."""
+    """Return a segment's samples, [n] int16, from a shared ledger, to which another process may write meanwhile."""
     with _explaining(path), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
         return Ledger(path, connection).samples(place)
 
 
 @contextmanager
 def open_ledger(path: Path, *, restart: bool = False, shared: bool = False) -> Iterator[Ledger]:
-    """Open a ledger for this process alone until the block ends. restart: empty it; shared: let others read it.
+    """Open a ledger; no other process may write it until the block ends. restart: empty it; shared: others may read it.
 
     Raises:
         InvalidRequest: another run uses the file, it is not a ledger, or it cannot be written.

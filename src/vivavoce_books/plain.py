@@ -1,4 +1,4 @@
-"""Reads plain text: joins hard-wrapped lines to paragraphs, and finds chapters by the look of their headings."""
+"""Reads plain text: joins wrapped lines to paragraphs, and finds chapters by the words or place of their headings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_HEADING_CHARS, MAX_HEADING_LINES, MAX_SUBTITLE_CHARS = 120, 3, 60
 def read_plain(text: str, options: BookOptions) -> Book:
     head, body, tail = _gutenberg_parts(text)
     lines = re.findall(r"(?m)^(Title|Author|Language): *(\S.*)$", head)
-    about = {name: value.strip() for name, value in reversed(lines)}  # the first line of a name holds
+    about = {name: value.strip() for name, value in reversed(lines)}  # the first line with a name wins
     before = [Item(None, one_line(head), "Project Gutenberg's header")] if head.strip() else []
     after = [Item(None, one_line(tail), "Project Gutenberg's footer")] if tail.strip() else []
     language = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "chinese": "zh"}
@@ -40,7 +40,7 @@ def _gutenberg_parts(text: str) -> tuple[str, str, str]:
 
 
 def _items(text: str) -> Iterator[Item]:
-    """Make items from groups of lines, which blank lines separate; a page number does not split a paragraph."""
+    """Make items from groups of lines that blank lines separate; a page number does not split a paragraph."""
     words = cache(partial(vocabulary, text))
     width = _width(text)
     referred = set(re.findall(r"\S[ \t]*\[(\d{1,3}|[*†‡§])\]", text))
@@ -68,7 +68,7 @@ def _items(text: str) -> Iterator[Item]:
 
 
 def _width(text: str) -> int:
-    """The column at which the text's lines are wrapped; 0 if each line is a paragraph."""
+    """Return the column at which the lines are wrapped; 0 if each line is a whole paragraph."""
     lengths = sorted(len(line) for line in text.split("\n") if line.strip())
     widest = lengths[int(0.95 * (len(lengths) - 1))] if lengths else 0
     return widest if 30 <= widest <= 100 else 0
@@ -111,13 +111,13 @@ def _is_heading(whole: str, lines: int, last: Item | None) -> bool:
         return False
     if CHAPTER_LINE.fullmatch(whole) or _FRONT_LINE.fullmatch(whole.strip(" .:*_")):
         return True
-    # the name of a chapter, under its number
+    # A short line after a chapter's number is the chapter's name.
     after_number = last is not None and last.kind is BlockKind.HEADING and CHAPTER_LINE.fullmatch(last.text)
     return bool(after_number) and lines == 1 and len(whole) <= MAX_SUBTITLE_CHARS and not whole.endswith(_ENDS)
 
 
 def _paragraphs(lines: list[str], width: int) -> Iterator[str]:
-    """Paragraphs of a group of lines; a line end is kept if the next word would have fitted into the line."""
+    """Yield the paragraphs of a group of lines; a line end is kept if the next word would fit into the line."""
     text = ""
     for at, line in enumerate(lines):
         before = lines[at - 1] if at else ""

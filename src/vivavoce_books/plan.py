@@ -18,14 +18,14 @@ from vivavoce_books.cast import NARRATOR, Cast, Span, stretches
 from vivavoce_textnorm import is_speakable
 
 MAX_CHARS = 400
-"""Maximum characters of a segment; only a single sentence may be longer."""
+"""Maximum characters of a segment of several sentences; a single sentence may be longer."""
 _JOIN = "\n\n"
 _FEED = 1_000
 _ENDS = regex.compile(r"(?:[\p{Sentence_Terminal}…:;][\"'*_\p{Pe}\p{Pf}]*\s*|\n\s*)\Z")
 _DENSE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _SECONDS_EACH = 1 / 15
 _SECONDS_DENSE = 1 / 4.5
-"""Estimated seconds of speech for a Latin character, spaces included, and for a character that is a syllable."""
+"""Estimated seconds of speech: for most characters, and for a Chinese, Japanese or Korean character."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Pauses:
 class Segment:
     """Characters start … end − 1 of a chapter, spoken by one voice in one request.
 
-    index: its place in the whole book, whichever chapters are chosen. opens, closes: whether a sentence begins at its
-    start and ends at its end; block: index of its block in the chapter.
+    index: number in the whole book, from 0, even if only some chapters are chosen. opens: a sentence begins at the
+    segment's start. closes: a sentence ends at its end. block: index of its block in the chapter.
     """
 
     index: int
@@ -69,7 +69,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Plan:
-    """A book divided into segments. texts: one per chapter; left_out: the spans of each text that are not spoken."""
+    """A book divided into segments. texts: of each chapter; left_out: the spans of each text that are not spoken."""
 
     book: Book
     pauses: Pauses
@@ -82,7 +82,7 @@ class Plan:
 
 
 def plan_book(book: Book, cast: Cast, pauses: Pauses = Pauses()) -> Plan:
-    """Divide a book into segments. InvalidRequest: a tag names a person who is not in the cast."""
+    """Divide a book into segments. InvalidRequest: a tag has a name that is not in the cast."""
     texts, segments, left_out = [], list[Segment](), []
     for number, chapter in enumerate(book.chapters):
         texts.append(_JOIN.join(block.text for block in chapter.blocks))
@@ -111,7 +111,7 @@ def _segments(chapter: Chapter, language: str | None, cast: Cast, skipped: list[
 
 
 def _groups(block: Block, spoken: Iterable[Span], at: int, skipped: list[Span]) -> Iterator[tuple[int, int, str]]:
-    """Sentences of each span, in groups of up to `MAX_CHARS` characters; a group without words is skipped."""
+    """Group each span's sentences up to `MAX_CHARS` characters: start, end, role. Skip groups without words."""
     for stretch in spoken:
         text, groups = block.text[stretch.start : stretch.end], list[tuple[int, int]]()
         pieces = (text[begin : begin + _FEED] for begin in range(0, len(text), _FEED))
@@ -145,13 +145,13 @@ def ends_sentence(text: str) -> bool:
 
 
 def estimate_s(text: str) -> float:
-    """Seconds that a text takes to be spoken, without pauses; by the number of its characters."""
+    """Estimate the seconds of a text's speech, without pauses, from the number of its characters."""
     dense = len(_DENSE.findall(text))
     return _SECONDS_DENSE * dense + _SECONDS_EACH * (len(text) - dense)
 
 
 class ChapterPart(NamedTuple):
-    """A chapter to speak. number: counted from 1; seconds: its estimated length."""
+    """A chapter to speak. number: counted from 1; seconds: estimated length of the chapter's audio."""
 
     number: int
     title: str
@@ -160,7 +160,7 @@ class ChapterPart(NamedTuple):
 
 
 def parts_of(plan: Plan, chosen: Iterable[int]) -> list[ChapterPart]:
-    """The chapters with these indices."""
+    """Return the chapters with these indices, which are counted from 0."""
     parts = []
     for one in chosen:
         segments = plan.of(one)
@@ -171,7 +171,7 @@ def parts_of(plan: Plan, chosen: Iterable[int]) -> list[ChapterPart]:
 
 
 def parse_chapters(given: str | None, count: int) -> list[int]:
-    """Parse "1-3,5" to sorted indices. InvalidRequest: it has another form, or names chapters that do not exist."""
+    """Parse "1-3,5" to sorted indices, from 0; None: all. InvalidRequest: another form, or a chapter does not exist."""
     if given is None:
         return list(range(count))
     found = set[int]()
@@ -187,7 +187,7 @@ def parse_chapters(given: str | None, count: int) -> list[int]:
 
 
 def fingerprints_of(plan: Plan) -> dict[str, str]:
-    """Name of a setting in the ledger → fingerprint of the text, or of its division among the cast."""
+    """Return the fingerprints of the text and of its division among the cast, by their names in the ledger."""
     segments = "\0".join(f"{one.role} {one.chapter} {one.start} {one.language} {one.text}" for one in plan.segments)
     return {
         "text of the book": hashlib.sha256("\0".join(plan.texts).encode()).hexdigest(),
@@ -197,8 +197,8 @@ def fingerprints_of(plan: Plan) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Check:
-    """Number of characters in the chosen chapters, without white space: spoken once, left out on purpose, lost, or
-    spoken twice (doubled). not_read: reason → number of characters that the book's reader left out.
+    """Numbers of characters in the chosen chapters, without white space: spoken once, left out on purpose, lost, and
+    spoken several times (doubled). not_read: reason → number of characters that `open_book` left out.
     """
 
     spoken: int
@@ -213,7 +213,7 @@ class Check:
 
 
 def check_spoken(plan: Plan, heard: Mapping[int, Iterable[tuple[int, int]]]) -> Check:
-    """Compare texts and audio; heard: chapter → ranges of characters for which there is audio."""
+    """Compare texts and audio. heard: chapter → ranges of characters that have audio."""
     counts, not_read = np.zeros(4, int), dict[str, int]()
     for chapter, ranges in heard.items():
         text = plan.texts[chapter]

@@ -1,4 +1,4 @@
-"""Speaks the segments that a ledger lacks, several at once, each with a seed of its own."""
+"""Speaks the segments that are missing in a ledger, several at the same time, each with its own seed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from vivavoce.frontend.speech_result import Speech
 
 MAX_AT_ONCE, AT_ONCE_ON_CPU = 64, 4
-"""Maximum segments spoken at once: 64 fill the batches of a GPU, a CPU gains little above 4; each needs memory."""
+"""Maximum number of segments spoken at the same time: 64 fill a GPU's batches; on a CPU, more than 4 gain little."""
 SILENT = round(32768 * 10 ** (-50 / 20))
-"""Amplitude of int16 samples, -50 dBFS: at the ends of sentences, samples up to this amplitude are silence."""
+"""Maximum amplitude of int16 samples that count as silence at the ends of sentences: -50 dBFS."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that the audio of a segment depends on. voices: role → voice; manner: other arguments of `speak`."""
+    """A book's plan and all settings of its audio. voices: role → voice; manner: other arguments of `speak`."""
 
     plan: Plan
     voices: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Job:
 
 
 def seed_of(seed: int, index: int) -> int:
-    """The seed of a segment, which does not depend on the segments spoken before it."""
+    """Return the seed of a segment, which does not depend on the order in which segments are spoken."""
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:6], "big")
 
 
@@ -76,10 +76,10 @@ class Speaker(Protocol):
 def speak_missing(
     tts: Speaker, job: Job, segments: Sequence[Segment], ledger: Ledger, at_once: int, done: Callable[[Segment], None]
 ) -> None:
-    """Speak the segments, and store each in the ledger as soon as it is made.
+    """Speak the segments, and store each segment in the ledger as soon as it is complete.
 
-    done: is called after each segment was stored. An error or an interruption stops the work; before that, the segments
-    that are complete are stored.
+    done: is called after each segment is stored. An error or an interruption stops the work;
+    complete segments are stored before.
     """
     cancel, left = Event(), iter(segments)
     languages = cache(lambda code: known_language(tts, code))
@@ -92,7 +92,7 @@ def speak_missing(
             if not pending:
                 return
             finished = wait(pending, return_when=FIRST_COMPLETED).done
-            # Store the complete segments before the error of another one is raised.
+            # Store the complete segments before the error of another segment is raised.
             for future in sorted(finished, key=lambda one: one.exception() is not None):
                 segment = pending.pop(future)
                 ledger.add(segment.index, future.result(), tts.sample_rate)
@@ -104,7 +104,7 @@ def speak_missing(
 
 
 def give_back_memory() -> None:
-    """Return to the system the freed memory that the C library keeps; segments of many lengths leave gaps in it."""
+    """Make the C library return freed memory to the system: segments of many lengths fragment its memory."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):  # glibc has it
         trim(0)
 
@@ -125,7 +125,7 @@ def _speak(tts: Speaker, job: Job, segment: Segment, language: str | None, cance
 
 
 def cut_silence(speech: Speech, segment: Segment) -> Spoken:
-    """The speech without the silence before and after its sentences; a pause that the text asks for stays."""
+    """Remove the silence before and after each sentence of the speech; a pause within a sentence stays."""
     samples, opens = to_int16(speech.samples), segment.opens
     pieces, parts = list[Piece](), []
     for mark in speech.marks:
@@ -141,7 +141,7 @@ def cut_silence(speech: Speech, segment: Segment) -> Spoken:
 
 
 def known_language(tts: Speaker, code: str | None) -> str | None:
-    """The code, if the model can speak the language, else None: then the language is detected from the text."""
+    """Return the code if the model can speak the language; else None: the language is then detected."""
     try:
         tts.normalize("1", language=code)
         return code

@@ -1,4 +1,4 @@
-"""Cleans texts of books: bytes become characters, lines become paragraphs, and footnote marks are taken out."""
+"""Cleans texts of books: decodes bytes, joins lines to paragraphs, and removes footnote marks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import suppress
 from vivavoce.errors import InvalidRequest
 
 LINE_END = "\u2028"
-"""Stands for a line end that has to stay, as in a verse; `tidy` turns it into a newline."""
+"""Character for a line end that must stay, as in a verse; `tidy` replaces it by a newline."""
 _CJK = "[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]"
 _INVISIBLE = str.maketrans(dict.fromkeys("\u00ad\u200b\u2060\ufeff"))
 _NOTE_MARK = re.compile(r"[ \t\xa0]{0,9}[\[［〔]\s?(?:\d{1,3}|[*†‡§]{1,3}|\^[^\]\s]{1,40})?\s?[\]］〕]")
 NOTE_START = re.compile(r"(\[\^[^\]\s]{1,40}\]):\s")
-"""The start of a footnote in Markdown."""
+"""Matches the start of a footnote in Markdown."""
 _BROKEN_WORD = re.compile(r"(?<![^\W\d_])([^\W\d_]{1,40})-[ \t]{0,9}\n\s*([^\W\d_]+)")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 ORNAMENT = re.compile(r"[\s*⁂∗⁎•·~–—=_#❦☙❧❖✦✧★☆◇◆○●※+°-]*[*⁂∗⁎•·~–—=_#❦☙❧❖✦✧★☆◇◆○●※+°-]")
@@ -31,7 +31,7 @@ CHAPTER_LINE = re.compile(
     r"|[IVXLC]{1,8}\.?",
     re.DOTALL,
 )
-"""Matches a line that opens a chapter if it stands alone."""
+"""Matches a line that begins a chapter if blank lines are around it."""
 
 _CODES = {"eng": "en", "deu": "de", "ger": "de", "fra": "fr", "fre": "fr", "spa": "es", "ita": "it", "por": "pt"} | {
     **{"rus": "ru", "zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
@@ -39,13 +39,13 @@ _CODES = {"eng": "en", "deu": "de", "ger": "de", "fra": "fr", "fre": "fr", "spa"
 
 
 def language_code(tag: str | None) -> str | None:
-    """The ISO code of a language tag ("en-GB": "en"); None if there is no tag, or it names no language."""
+    """Return the ISO code of a language tag ("en" for "en-GB"); None if the tag is missing or names no language."""
     code = re.split("[-_]", (tag or "").strip().lower())[0]
     return _CODES.get(code, code) if re.fullmatch("[a-z]{2,3}", code) and code not in ("und", "zxx", "mul") else None
 
 
 def decode(content: bytes, label: str, *, markup: bool = False) -> str:
-    """Decode a text: UTF-16 with a byte order mark, UTF-8, the encoding in its markup, GB 18030 or Windows-1252."""
+    """Decode UTF-16 with a byte order mark, UTF-8, the encoding that its markup names, GB 18030 or Windows-1252."""
     is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     for encoding in ("utf-16",) if is_utf_16 else _encodings(content, markup):
         with suppress(UnicodeDecodeError, LookupError):
@@ -60,7 +60,7 @@ def _encodings(content: bytes, markup: bool) -> Iterator[str]:
         yield declared[1].decode("ascii", "replace")
     runs = re.findall(rb"[\x80-\xff]+", content)
     high = sum(map(len, runs))
-    # Text in another encoding may decode as GB 18030, but then lacks the commonest Chinese characters.
+    # Text in another encoding may decode as GB 18030, but then has none of the most frequent Chinese characters.
     if high >= 2 * len(runs) and not {"的", "。", "，"}.isdisjoint(content.decode("gb18030", "ignore")):
         yield "gb18030"
     if high * 3 < len(content):
@@ -74,12 +74,12 @@ def _checked(text: str, label: str) -> str:
 
 
 def vocabulary(text: str) -> frozenset[str]:
-    """The words of a text, except words that a line end splits."""
+    """Return the words of a text in lower case, except words that a line end splits."""
     return frozenset(_WORD.findall(_BROKEN_WORD.sub(" ", text.lower())))
 
 
 def tidy(text: str, words: Callable[[], Collection[str]]) -> tuple[str, list[str]]:
-    """Join the lines of a text and take out its note marks; returns text and marks. words: vocabulary of all text."""
+    """Join the lines of a text and remove its note marks; return text and marks. words: the book's `vocabulary`."""
     marks = [mark.strip() for mark in _NOTE_MARK.findall(text)]
     text = _NOTE_MARK.sub("", NOTE_START.sub("", text.lstrip(), count=1)).translate(_INVISIBLE)
     text = _BROKEN_WORD.sub(lambda found: _whole_word(found[1], found[2], words()), text)
@@ -89,7 +89,7 @@ def tidy(text: str, words: Callable[[], Collection[str]]) -> tuple[str, list[str
 
 
 def _whole_word(left: str, right: str, words: Collection[str]) -> str:
-    """Join a word that a line end splits; the hyphen stays if the book writes it elsewhere, too."""
+    """Join a word that a line end splits. The hyphen stays if other words of the book show that it belongs there."""
     one, hyphened = f"{left}{right}".lower(), f"{left}-{right}".lower()
     both = len(left) > 2 and left.lower() in words and right.lower() in words
     keep = one not in words and (hyphened in words or both or right[0].isupper())

@@ -1,4 +1,4 @@
-"""Writes audio files with chapters, tags and a cover from a ledger, and subtitles and the times of each sentence."""
+"""Writes audio files with chapters, tags and a cover from a ledger, and files of subtitles and of sentences' times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Blocks = Iterator[NDArray[np.int16]]
 
 
 class Kind(NamedTuple):
-    """An audio format of FFmpeg: its container, its codec, bits per second, and options of the container."""
+    """An audio format in FFmpeg's terms: container, codec, bits per second, and options of the container."""
 
     container: str
     codec: str
@@ -54,7 +54,7 @@ _OPUS_RATE = 48_000
 
 @dataclass(frozen=True)
 class Heard:
-    """A piece of a segment in an audio file. at: its first sample; pause: samples of silence after the piece."""
+    """A piece of a segment in an audio file. at: the first sample; pause: samples of silence after the piece."""
 
     segment: Segment
     piece: Piece
@@ -64,7 +64,7 @@ class Heard:
 
     @property
     def start(self) -> int:
-        """Index of its first character in the text of the chapter."""
+        """Index of the piece's first character in the text of the chapter."""
         return self.segment.start + self.piece.start
 
     @property
@@ -90,7 +90,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Picture:
-    """A cover that can be attached. codec: FFmpeg's name of the picture's codec; media_type: as in `Cover`."""
+    """A cover that FFmpeg can attach. codec: FFmpeg's name of its codec; media_type: as in `Cover`; sizes in pixels."""
 
     content: bytes
     codec: str
@@ -100,7 +100,7 @@ class Picture:
 
 
 def timeline(plan: Plan, ledger: Ledger, chapters: Iterable[int], rate: int) -> list[Heard]:
-    """The pieces of these chapters, one after the other, with their pauses."""
+    """Return the pieces of these chapters, one after the other, with their pauses."""
     heard = list[Heard]()
     for segment in (one for chapter in chapters for one in plan.of(chapter)):
         heard += heard_of(segment, plan, ledger, heard[-1].after if heard else 0, rate)
@@ -108,7 +108,7 @@ def timeline(plan: Plan, ledger: Ledger, chapters: Iterable[int], rate: int) -> 
 
 
 def heard_of(segment: Segment, plan: Plan, ledger: Ledger, at: int, rate: int) -> list[Heard]:
-    """The pieces of one segment, which begins at sample `at`."""
+    """Return the pieces of a segment that begins at sample `at`."""
     heard, pieces = list[Heard](), ledger.pieces(segment.index)
     for piece in pieces:
         inside_s = plan.pauses.sentence_s if piece.closes else 0.0
@@ -119,7 +119,7 @@ def heard_of(segment: Segment, plan: Plan, ledger: Ledger, at: int, rate: int) -
 
 
 def audio(heard: Iterable[Heard], ledger: Ledger, gains: Mapping[int, float] = {}) -> Blocks:
-    """The samples of a timeline, piece by piece; gains: chapter → factor for its samples."""
+    """Yield the samples of a timeline, piece by piece; gains: chapter → factor for the chapter's samples."""
     for _, group in groupby(heard, key=lambda one: one.segment.index):
         pieces, at = list(group), 0
         samples, gain = ledger.samples(pieces[0].segment.index), gains.get(pieces[0].segment.chapter)
@@ -132,7 +132,7 @@ def audio(heard: Iterable[Heard], ledger: Ledger, gains: Mapping[int, float] = {
 
 
 def loudness_gain(blocks: Blocks, rate: int, target: float) -> float:
-    """The factor that brings audio to `target` LUFS (EBU R128), as far as its true peak allows."""
+    """Return the factor that brings audio to `target` LUFS (EBU R128), or a smaller factor that keeps `MAX_PEAK`."""
     from av.error import BlockingIOError, EOFError
     from av.filter import Graph
 
@@ -164,7 +164,7 @@ def _frames(blocks: Blocks, rate: int) -> Iterator[Any]:
 
 
 def read_picture(cover: Cover) -> Picture | None:
-    """The cover as it is stored, if it is a JPEG or PNG file; None otherwise."""
+    """Return the cover's picture, unchanged, if it is a JPEG or PNG file; otherwise return None."""
     import av
 
     sign = next((sign for sign in _PICTURES if cover.content.startswith(sign)), None)
@@ -184,9 +184,9 @@ def write_audio(
     path: Path, rate: int, blocks: Blocks, marks: Sequence[tuple[str, int, int]], tags: Mapping[str, str],
     picture: Picture | None,
 ) -> None:  # fmt: skip
-    """Write a complete file, or none. marks: title, first sample and end of each chapter.
+    """Write a complete file, or no file. marks: title, first sample and end of each chapter.
 
-    Raises InvalidRequest if the place cannot be written, or is full.
+    Raises InvalidRequest if the path cannot be written, or the disk is full.
     """
     import av
 
@@ -223,9 +223,9 @@ def write_audio(
 
 
 class _Sink:
-    """A file for PyAV that raises its first OSError in `check` or at the end of its context.
+    """A file for PyAV. It raises its first OSError in `check` or at the end of its context, instead of in `write`.
 
-    PyAV prints a stack trace to stderr if a file raises more than one error, as a full disk does.
+    PyAV prints a stack trace to stderr if a file raises more than one error, as a file on a full disk does.
     """
 
     def __init__(self, file: Any) -> None:
@@ -261,7 +261,7 @@ class _Sink:
 
 
 def _block(picture: Picture) -> str:
-    """Encode a picture for a comment of Ogg, in the form that RFC 9639 defines for FLAC; type 3 is the front cover."""
+    """Encode a picture for an Ogg comment, in the form that RFC 9639 defines for FLAC; type 3 is the front cover."""
     name = picture.media_type.encode()
     sizes = (picture.width, picture.height, 24, 0, len(picture.content))
     head = struct.pack(f">II{len(name)}sI5I", 3, len(name), name, 0, *sizes)
@@ -282,7 +282,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def readable_text(text: str, marks: Iterable[str] = ()) -> str:
-    """The text without the tags that control speech; marks: tags of the model, such as "[laughter]"."""
+    """Return the text without tags that control speech; marks: tags of the model, such as "[laughter]"."""
     for mark in marks:
         text = text.replace(mark, " ")
     return " ".join(_SAID_TAG.sub(r"\1", _SILENT_TAG.sub(" ", text)).split())
@@ -290,7 +290,7 @@ def readable_text(text: str, marks: Iterable[str] = ()) -> str:
 
 @dataclass(frozen=True)
 class Track:
-    """One audio file with these chapters."""
+    """An audio file to write; chapters: the indices of its chapters."""
 
     path: Path
     title: str
@@ -299,7 +299,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Extras:
-    """Further results of a run; each field is the command's option of that name."""
+    """Further results of `vivavoce read`; each field has the value of the command's option of that name."""
 
     subtitles: str | None = None
     times: bool = False
@@ -309,13 +309,13 @@ class Extras:
 def write_track(
     track: Track, plan: Plan, ledger: Ledger, rate: int, extras: Extras, marks: Iterable[str]
 ) -> Iterator[str]:
-    """Write an audio file and its extras; yields lines to report. marks: as in `readable_text`."""
+    """Write an audio file and its extras; yields lines of text for the user. marks: as in `readable_text`."""
     from vivavoce.frontend.audio.tag import COMMENT, SOFTWARE
     from vivavoce.frontend.subtitles import Cue, to_srt, to_vtt
 
     heard = timeline(plan, ledger, track.chapters, rate)
     if not heard:
-        yield f"note: {track.path}: nothing in it can be spoken; it was not written"
+        yield f"note: {track.path}: its chapters have no text to speak; it was not written"
         return
     of_chapter = {chapter: list(pieces) for chapter, pieces in groupby(heard, key=lambda one: one.segment.chapter)}
     gains = {}
