@@ -106,7 +106,6 @@ class _Package:
         return self.archive.within(self.folder, item.get("href", ""))
 
     def item_with(self, name: str, word: str) -> ElementTree.Element | None:
-        """Return the first item that has the word in its attribute `name`."""
         return next((item for item in self.manifest.values() if word in item.get(name, "").split()), None)
 
 

@@ -315,7 +315,7 @@ def write_track(
 
     heard = timeline(plan, ledger, track.chapters, rate)
     if not heard:
-        yield f"note: {track.path}: its chapters have no text to speak; it was not written"
+        yield f"note: {track.path}: nothing in it can be spoken; it was not written"
         return
     of_chapter = {chapter: list(pieces) for chapter, pieces in groupby(heard, key=lambda one: one.segment.chapter)}
     gains = {}

@@ -324,7 +324,6 @@ class Jobs:
                 await _ended(task)
 
     async def _clean(self) -> None:
-        """Remove jobs that ended more than `keep_days` days ago."""
         while True:
             until = time.time() - self.settings.keep_days * 86_400
             for job in [one for one in self._jobs.values() if (one.record.ended or until) < until]:
