@@ -90,8 +90,8 @@ def evaluate(
 def ready(cases: Sequence[Case], instruments: Instruments, control: Control | None = None) -> Instruments:
     """Test the recogniser and refuse sentences that cannot be scored, before any speech is generated.
 
-    Returns the instruments. With one job they keep the recogniser that was made for the test. `InvalidText`: a text
-    cannot be normalised; `InvalidRequest` or `MissingDependency`: the recogniser fails, or knows no word of a text.
+    Returns the instruments; with one job, they keep the recogniser of the test. `InvalidText`: a text cannot be
+    normalised. `InvalidRequest` or `MissingDependency`: the recogniser fails, or knows no word of a text.
     """
     spoil_texts([case.text for case in cases], control)
     texts = []
@@ -132,7 +132,7 @@ def assess(
     settings: Mapping[str, Any] | None = None,
     show: Callable[[str], None] = lambda _: None,
 ) -> EvaluationReport:
-    """Measure each clip when it arrives, then transcribe all clips. Their samples are not kept in memory.
+    """Measure each clip when it arrives, then transcribe all clips. The clips' samples are not kept in memory.
 
     voices: the voices that speaker similarity compares with, by name; folder: where the audio is saved; settings: shown
     in the report. `InvalidRequest`: the list of clips is empty, the recogniser fails, or a file cannot be written.

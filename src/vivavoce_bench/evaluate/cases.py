@@ -1,4 +1,4 @@
-"""Sentences to speak or score: text files, seed-tts-eval lists, and recordings with their texts."""
+"""Reads sentences to speak or score: text files, seed-tts-eval lists, and recordings with their texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AUDIO_SUFFIXES = frozenset({".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", "
 
 @dataclass(frozen=True)
 class Case:
-    """One text with its voice and recordings."""
+    """A text with its voice and recordings."""
 
     id: str
     text: str
@@ -26,7 +26,7 @@ class Case:
     """Name of a voice, or path of a reference recording. None: all evaluated voices speak the text."""
     prompt_text: str = ""
     audio: Path | None = None
-    """The recording to score; None if the model shall speak the text."""
+    """The recording to score; None if the model speaks the text."""
     truth: Path | None = None
     truth_s: float | None = None
     """Length in seconds of a person's recording (`truth`), if only its length is known."""
@@ -37,7 +37,7 @@ def cases_of(sentences: Iterable[str]) -> list[Case]:
 
 
 def read_sentences(path: Path) -> list[Case]:
-    """Read a UTF-8 file with one sentence per line. A tab and the seconds that a person needs for it may follow."""
+    """Read a UTF-8 file with one sentence per line. A tab and the seconds of a person's reading may follow it."""
 
     def parse(line: str, number: int) -> Case:
         fields = _fields(line, "\t")

@@ -28,7 +28,7 @@ def is_unspaced(text: str) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words. Hyphens separate words; other punctuation is dropped, except apostrophes inside words."""
+    """Split a text into lower-case words. Hyphens separate words; only apostrophes inside words are kept."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).translate(_APOSTROPHES).lower())
 
 
@@ -38,12 +38,12 @@ def characters(text: str) -> list[str]:
 
 
 def split_like(text: str) -> Callable[[str], list[str]]:
-    """The function that splits a text and its transcript into units: `characters` or `words`."""
+    """Return the function that splits a text and its transcript into units: `characters` or `words`."""
     return characters if is_unspaced(text) else words
 
 
 def num_characters(text: str) -> int:
-    """Number of letters, digits and Chinese characters, without white space and punctuation."""
+    """Count letters, digits and Chinese characters, but no white space and punctuation."""
     return sum(len(word) for word in words(text))
 
 
@@ -58,7 +58,7 @@ class Edits(NamedTuple):
 
 
 def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
-    """Count the fewest edits (Levenshtein, 1966); among equally good alignments, those with most substitutions."""
+    """Count the edits (Levenshtein, 1966) of the alignment with the fewest edits and then the most substitutions."""
     # Each cell is (errors, −substitutions) of the best alignment up to this cell.
     above = [(count, 0) for count in range(len(heard) + 1)]
     for row, unit in enumerate(said, start=1):
@@ -80,7 +80,7 @@ def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
 def phone_errors(pronunciations: Sequence[Sequence[Sequence[str]]], heard: Sequence[str]) -> tuple[int, int]:
     """Return (fewest edits from any pronunciation of the words to the recognised phones, number of expected phones).
 
-    pronunciations: one or more for each word, in order. The number counts the phones of each word's shortest one.
+    pronunciations: of each word in order, one or more. The expected phones are those of each word's shortest one.
     """
     row = np.arange(len(heard) + 1)
     for ways in pronunciations:
@@ -114,12 +114,12 @@ class ErrorRate:
 
 
 def word_errors(pairs: Iterable[tuple[str, str]]) -> ErrorRate:
-    """The word error rate of (text, transcript) pairs, compared by `words`; `ValueError` if the texts have no words."""
+    """Return the word error rate of (text, transcript) pairs, by `words`; `ValueError`: the texts have no words."""
     return _errors(pairs, words)
 
 
 def character_errors(pairs: Iterable[tuple[str, str]]) -> ErrorRate:
-    """Character error rate of (text, transcript) pairs, for Chinese; `ValueError` if the texts have no characters."""
+    """Return the character error rate of (text, transcript) pairs, for Chinese; `ValueError`: there is no character."""
     return _errors(pairs, characters)
 
 
@@ -135,10 +135,10 @@ _TAIL = 0.025
 
 
 def pooled(counts: Sequence[tuple[int, int]]) -> ErrorRate:
-    """The rate of the summed (errors, units) of all utterances, with an interval by bootstrap over utterances.
+    """Sum the (errors, units) of all utterances; return the rate with its interval, by bootstrap over utterances.
 
-    Whole utterances are resampled because errors within an utterance are correlated. Without errors the bootstrap
-    interval is empty, so the upper bound is the exact one for `total` independent units: 1 − 0.025^(1/total).
+    Whole utterances are resampled because errors within an utterance are correlated. Without errors, the bootstrap
+    interval is empty, so the upper bound is the exact bound for `total` independent units: 1 − 0.025^(1/total).
     """
     errors, totals = np.array(counts, dtype=float).reshape(-1, 2).T
     if not totals.sum():
@@ -149,13 +149,13 @@ def pooled(counts: Sequence[tuple[int, int]]) -> ErrorRate:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean of one value per utterance, and the bounds of its 95 % bootstrap interval."""
+    """Return the mean of one value per utterance, and the bounds of its 95 % bootstrap interval."""
     figures = np.array(values, dtype=float)
     return float(figures.mean()), *_bootstrap(figures, np.ones_like(figures))
 
 
 def _bootstrap(numerators: NDArray[np.float64], denominators: NDArray[np.float64]) -> tuple[float, float]:
-    """2.5th and 97.5th percentile of Σ numerators / Σ denominators over utterances drawn with replacement (Efron)."""
+    """Return the 2.5th and 97.5th percentile of Σ numerators / Σ denominators over utterances, by bootstrap (Efron)."""
     generator, num = np.random.default_rng(0), len(numerators)
     ratios = np.empty(_RESAMPLES)
     step = max(1, _LARGEST_DRAW // num)

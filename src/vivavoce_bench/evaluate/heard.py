@@ -8,11 +8,11 @@ from vivavoce_bench.evaluate.recogniser import PocketSphinx, as_floats, prepare
 from vivavoce_bench.evaluate.speaking import Samples
 
 MOST_ERRORS = 0.75
-"""With a larger share of wrong words, a transcript counts as another recording's. A right one has at most half that."""
+"""Maximum share of wrong words in the transcript of a recording; correct transcripts have at most half of it."""
 
 
 def heard_otherwise(samples: Samples, sample_rate: int, transcript: str) -> tuple[str, str]:
-    """The recognised words, and a warning if they differ too much from the transcript, else "".
+    """Return the recognised words, and a warning if they differ too much from the transcript, else "".
 
     samples: [n] float32. InvalidRequest: the transcript is not in English. MissingDependency: PocketSphinx is missing.
     """

@@ -15,7 +15,7 @@ SAMPLE_RATE = 16_000
 
 
 class Judge(NamedTuple):
-    """keys: names of the scores in reports; load: makes the function that scores samples, [n] float32 at 16 kHz."""
+    """keys: names of the scores in reports; load: makes a function that scores samples, [n] float32 at 16 kHz."""
 
     package: str
     keys: tuple[str, ...]
@@ -59,9 +59,9 @@ def installed() -> tuple[str, ...]:
 
 
 def opinions(names: Sequence[str]) -> Callable[[Samples, int], dict[str, float]]:
-    """A function (samples [n], sample rate) → scores of these judges by key; {} for audio shorter than 0.1 s.
+    """Return a function: (samples [n], sample rate) → scores of these judges by key, {} for audio shorter than 0.1 s.
 
-    InvalidRequest: a judge is unknown. MissingDependency: its package is not installed.
+    InvalidRequest: a judge is unknown. MissingDependency: a judge's package is not installed.
     """
     loaded = []
     for name in names:

@@ -41,7 +41,7 @@ class Recogniser(Protocol):
     """
 
     def transcribe(self, samples: Samples) -> str:
-        """The recognised words; samples: [n] float32 in ±1 at 16 kHz. Earlier audio must not change the result."""
+        """Return the words of samples, [n] float32 in ±1 at 16 kHz. Earlier audio must not change the result."""
         ...
 
 
@@ -51,7 +51,7 @@ that they can import, not in the program's script."""
 
 
 def recogniser_named(name: str) -> RecogniserFactory:
-    """The user's factory, given as "module:callable"; the module is imported at the first call."""
+    """Return the user's factory "module:callable"; the module is imported when the factory is called."""
     return partial(_named, name)
 
 
@@ -136,7 +136,7 @@ class PocketSphinx(_Sphinx):
         super().__init__("en-us.lm.bin")
 
     def closed(self, sentences: Sequence[Sequence[str]]) -> Recogniser:
-        """A recogniser with a bigram of these sentences only. Words that are not in the dictionary are left out."""
+        """Make a recogniser with a bigram of these sentences only, without words that are not in the dictionary."""
         known = [[word for word in one if self._decoder.lookup_word(word)] for one in sentences]
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "closed.lm")
@@ -149,7 +149,7 @@ class PocketSphinx(_Sphinx):
         return [segment.word for segment in self._phone_loop.seg() or () if segment.word not in _NO_PHONES]
 
     def pronunciations(self, word: str) -> list[list[str]]:
-        """All pronunciations of a lower-case word; empty if it is not in the dictionary."""
+        """Return all pronunciations of a lower-case word; empty if the word is not in the dictionary."""
         ways, written = [], word
         while (way := self._decoder.lookup_word(written)) is not None:
             ways.append(way.split())
@@ -190,12 +190,12 @@ def _decode(decoder: Decoder, samples: Samples) -> None:
 
 START, END = "<s>", "</s>"
 _DISCOUNT = 0.3
-"""Absolute discount: subtracted from each pair's count, and distributed among pairs that do not occur."""
+"""Absolute discount: it is subtracted from each pair's count, and divided among the pairs that do not occur."""
 _NEVER = -99.0
 """The value that stands for the logarithm of zero in ARPA files."""
 _ROUNDING = 1e-9
-"""If the probability left for back-off is at most this value, it counts as zero: it is only a rounding error if every
-word has occurred after the same word."""
+"""Maximum probability left for back-off that counts as zero: if all words occur after a word, only a rounding error is
+left."""
 
 
 def bigram_arpa(sentences: Iterable[Sequence[str]]) -> str:
@@ -232,7 +232,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Heard:
-    """Recognition results of one utterance; None if the recogniser lacks the method. Spaces separate the phones."""
+    """Results for an utterance. closed, phones: None if the recogniser lacks the method. Spaces separate phones."""
 
     free: str
     closed: str | None
@@ -244,7 +244,7 @@ class Heard:
 
 
 def unknown_words(recogniser: Recogniser, sentence: Iterable[str]) -> list[str]:
-    """Words of a sentence that the recogniser does not know; empty if the recogniser has no `pronunciations`."""
+    """Return the words that the recogniser does not know; none if the recogniser has no `pronunciations`."""
     if not hasattr(recogniser, "pronunciations"):
         return []
     return [word for word in sentence if not recogniser.pronunciations(word)]
@@ -256,7 +256,7 @@ def listen(
     """Transcribe all utterances with every method of the recogniser. `closed` gets the words of all tasks.
 
     jobs: number of recogniser processes (1: this process); show: called with the number of finished tasks.
-    `InvalidRequest`: the recogniser fails, or one of its processes dies.
+    `InvalidRequest`: the recogniser fails, or a process of it ends early.
     """
     sentences = sorted({task.said for task in tasks})
     if jobs <= 1 or len(tasks) <= 1:
@@ -278,7 +278,7 @@ def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: 
     question = pickle.dumps(sys.path) + pickle.dumps((tasks, factory, sentences))
     done = subprocess.run(python_command(__name__), input=question, stdout=subprocess.PIPE, check=False)
     if done.returncode:
-        raise InvalidRequest("recogniser: one of its processes has died; use fewer with --jobs")
+        raise InvalidRequest("recogniser: one of its processes has failed; use fewer processes with --jobs")
     answer: list[Heard] | Exception = pickle.loads(done.stdout)
     if isinstance(answer, Exception):
         raise answer
@@ -338,10 +338,10 @@ BEAMS = 5
 
 
 class Whisper:
-    """Whisper has no closed vocabulary and no phones, and may write numbers in digits and abbreviations in letters."""
+    """Recognises words with faster-whisper, without `closed` and `phones`; it may write numbers in digits."""
 
     def __init__(self, model: str = DEFAULT_WHISPER, language: str | None = None) -> None:
-        """model: a name that faster-whisper downloads, or a folder; language: None detects it for each utterance.
+        """model: a name that faster-whisper downloads, or a folder; language: if None, detected for each utterance.
 
         MissingDependency: the package is not installed. InvalidRequest: the model cannot be loaded.
         """
@@ -358,7 +358,7 @@ class Whisper:
         self._language = language
 
     def transcribe(self, samples: Samples) -> str:
-        """The recognised words. samples: [n] float32 in ±1 at 16 kHz."""
+        """Return the recognised words. samples: [n] float32 in ±1 at 16 kHz."""
         segments, _ = self._model.transcribe(
             samples, language=self._language, beam_size=BEAMS, condition_on_previous_text=False, without_timestamps=True
         )

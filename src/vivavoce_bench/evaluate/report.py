@@ -37,7 +37,7 @@ class EvaluationReport:
     utterances: tuple[Row, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON: flat keys for the run and each voice, and a row per utterance. Shares are 0 … 1."""
+        """Return the report as JSON: flat keys for the run and each voice, and rows of utterances. Shares are 0 … 1."""
         found: dict[str, Any] = rounded({"schema": SCHEMA, **vars(self)})
         return found
 
@@ -63,7 +63,7 @@ _OVER_UTTERANCES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
 
 
 def summarise(rows: Sequence[Row], num_references: int, clicks: Row) -> Row:
-    """Figures of some utterances by the keys of docs/measuring.md. A key is absent if it was not measured.
+    """Return the figures of some utterances by the keys of docs/measuring.md, without those that were not measured.
 
     clicks: figures of the joins in these utterances, compared with the run's audio that was generated at once.
     """
@@ -160,7 +160,7 @@ _LINES = (
 
 
 def report_rows(report: EvaluationReport) -> tuple[list[str], list[list[str]]]:
-    """A table with a row for each measured figure, and columns for the whole run and for each of a few voices."""
+    """Return a table's header and rows: a row per figure, columns for the whole run and each of a few voices."""
     columns = {"all": report.summary}
     if 1 < len(report.voices) <= _MOST_COLUMNS:
         columns |= report.voices

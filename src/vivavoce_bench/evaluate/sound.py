@@ -12,7 +12,7 @@ _NEAR_S = 0.002
 _AROUND_S = 0.025
 _HOP_S = 0.005
 _STRONG = 0.9
-"""A click must exceed this quantile of the bends before and after its place; voice pulses and hiss only reach it."""
+"""A click exceeds this quantile of the bends before and after its place; voice pulses and hiss do not exceed it."""
 _FLOOR = 1e-4
 """Added to second differences, so that digital silence has no clicks; about the rounding error of 16 bits."""
 _QUANTILE = 0.999
@@ -24,7 +24,7 @@ class JoinClicks(NamedTuple):
 
     joins: int
     joins_over: int
-    """Number of joins more abrupt than 99.9 % of the places in audio generated at once, as 0.1 % of clean joins are."""
+    """Number of joins more abrupt than 99.9 % of the places in audio generated at once; 0.1 % of clean joins are."""
     join_worst_ratio: float | None
     """Abruptness of the worst join, divided by the 99.9th percentile in audio generated at once. It is
     None if there are no joins, or if that audio is silent."""
@@ -33,7 +33,7 @@ class JoinClicks(NamedTuple):
 
 
 def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[int]) -> NDArray[np.float64]:
-    """Sharpest bend within 2 ms of each place, relative to the 25 ms before and after: [places].
+    """Return the sharpest bend within 2 ms of each place, relative to the bends 25 ms before and after: [places].
 
     A bend is the second difference |x₊ − 2x + x₋|, which is large for steps and spikes and small for speech. The
     sharpest bend is divided by the 90th percentile (plus 1e-4) of the bends before or after, whichever is larger, so
@@ -55,7 +55,7 @@ def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[
 
 
 def abruptness_everywhere(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
-    """The `abruptness` of this audio every 5 ms, as a standard to compare joins with."""
+    """Return the `abruptness` of audio every 5 ms, with which the abruptness of joins is compared."""
     return abruptness(samples, sample_rate, range(0, len(samples), round(_HOP_S * sample_rate)))
 
 
@@ -82,7 +82,7 @@ _FLAT = 1.5 / 32768
 
 
 def silence(samples: NDArray[np.float32], sample_rate: int) -> tuple[float, float]:
-    """(share of silent 20 ms frames, seconds of the longest run of silent frames).
+    """Return (share of silent 20 ms frames, seconds of the longest run of silent frames).
 
     A frame is silent if it is 45 dB or more below the 95th percentile of the frames' root mean squares. Audio of zeros,
     and audio shorter than one frame, is silent. samples: [n] in ±1.
@@ -103,7 +103,7 @@ def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def clipping_share(samples: NDArray[np.float32]) -> float:
-    """Share of the samples in flat tops: three or more equal neighbours at 0.95 of full scale or beyond.
+    """Return the share of samples in flat tops: three or more equal neighbours at 0.95 of full scale or beyond.
 
     Some vocoders limit samples just below full scale; these limits count, too. Round peaks do not count.
     """
@@ -131,7 +131,7 @@ _FEWEST_FRAMES = 10
 
 
 def pitch(samples: NDArray[np.float32], sample_rate: int) -> dict[str, float | None]:
-    """Percentiles of the fundamental frequency of samples [n], and the share of voiced frames, by report keys.
+    """Return percentiles of the fundamental frequency of samples [n], and the share of voiced frames, by report keys.
 
     The percentiles are None if fewer than ten frames of 10 ms are voiced.
     """
@@ -144,10 +144,10 @@ def pitch(samples: NDArray[np.float32], sample_rate: int) -> dict[str, float | N
 
 
 def track_f0(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
-    """Fundamental frequency every 10 ms: [frames], 60 to 500 Hz, 0 for unvoiced frames.
+    """Return the fundamental frequency every 10 ms: [frames], 60 to 500 Hz, 0 for unvoiced frames.
 
-    The autocorrelation of each 50 ms frame is divided by the window's, so that it does not decay with the lag (Boersma
-    1993, "Accurate short-term analysis of the fundamental frequency"). The quotient's highest peak gives the period.
+    The autocorrelation of each 50 ms frame is divided by that of the window, so that it does not decay with the lag
+    (Boersma 1993, "Accurate short-term analysis of the fundamental frequency"). Its highest peak gives the period.
     """
     size, hop = round(_PITCH_WINDOW_S * sample_rate), round(_PITCH_HOP_S * sample_rate)
     if len(samples) < size:
@@ -162,7 +162,7 @@ def track_f0(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float
 
 
 def _measure(frames: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
-    """For each frame, [3, frames]: period in samples, autocorrelation at the period, root mean square."""
+    """Return for each frame, [3, frames]: period in samples, autocorrelation at the period, root mean square."""
     centred = frames.astype(np.float64)
     centred -= centred.mean(axis=1, keepdims=True)
     window = np.hanning(frames.shape[1])
@@ -172,7 +172,7 @@ def _measure(frames: NDArray[np.float32], sample_rate: int) -> NDArray[np.float6
 
 
 def _autocorrelation(frames: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Autocorrelation [frames, lags], with 1 at lag 0, or all 0 for a frame of zeros."""
+    """Return the autocorrelation, [frames, lags], with 1 at lag 0, or all 0 for a frame of zeros."""
     size = frames.shape[1]
     spectrum = np.fft.rfft(frames, 2 * size)
     products = np.fft.irfft(np.abs(spectrum) ** 2)[:, :size]
@@ -180,7 +180,7 @@ def _autocorrelation(frames: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _best_lags(likeness: NDArray[np.float64], sample_rate: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Each frame's highest peak: its lag in samples, interpolated, and its height."""
+    """Return the lag (in samples, interpolated) and the height of each frame's highest peak."""
     shortest, longest = int(sample_rate / _MAX_HZ), int(np.ceil(sample_rate / _MIN_HZ))
     inner = likeness[:, shortest : longest + 1]
     before, after = likeness[:, shortest - 1 : longest], likeness[:, shortest + 1 : longest + 2]

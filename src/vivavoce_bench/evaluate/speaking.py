@@ -1,4 +1,4 @@
-"""Speech to evaluate, from a model or from recordings; ways to spoil it for control runs; likeness of voices."""
+"""Makes or reads the speech to evaluate, spoils speech for control runs, and compares voices."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Manner:
     seed: int = 0
     sampling: Any = None
     stream: bool = False
-    """Score streamed audio. For comparison, each sentence is also generated at once, with the same seed."""
+    """Score streamed audio. For comparison, each sentence is also generated at once with the same seed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """One utterance. samples: [n] float32 in ±1. Fields after `sample_rate` are only set for audio made by vivavoce."""
+    """An utterance. samples: [n] float32 in ±1. Fields after `sample_rate` are set only for audio made by vivavoce."""
 
     case: Case
     voice: str
@@ -69,7 +69,7 @@ def speak_all(
     manner: Manner = Manner(),
     show: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Clip]:
-    """Yield the speech of all cases. Cases with a voice of their own come first; then every voice speaks the others."""
+    """Yield the speech of all cases: first cases that name a voice; then every voice speaks all other cases."""
     plan = [(index, case, case.voice) for index, case in enumerate(cases) if case.voice is not None]
     plan += [(index, case, voice) for voice in voices for index, case in enumerate(cases) if case.voice is None]
     began = time.perf_counter()
@@ -109,7 +109,7 @@ def read_all(
 
 
 def truth_seconds(case: Case) -> float | None:
-    """Seconds that a person needs for the text, if known; `InvalidAudio`: the recording cannot be read."""
+    """Return the seconds that a person needs for the text, if known; `InvalidAudio`: a recording cannot be read."""
     if (path := case.truth) is None:
         return case.truth_s
     try:
@@ -122,7 +122,7 @@ _PIECE_S = 0.16
 
 
 class Control(str, Enum):
-    """Ways to spoil utterances. They check that the figures get worse for bad speech."""
+    """Ways to spoil utterances, to check that figures are worse for bad speech."""
 
     SHUFFLED = "shuffled"
     """Shuffle 160 ms pieces of the audio."""
@@ -140,7 +140,7 @@ def parse_control(name: str) -> Control:
 
 
 def spoil_audio(samples: Samples, sample_rate: int, control: Control | None) -> Samples:
-    """Spoil the audio in the same way in each run. Its length does not change."""
+    """Spoil the audio, in the same way in each run; its length does not change."""
     if control is Control.REVERSED:
         return samples[::-1].copy()
     if control is Control.SHUFFLED and len(samples):
@@ -151,7 +151,7 @@ def spoil_audio(samples: Samples, sample_rate: int, control: Control | None) -> 
 
 
 def spoil_texts(texts: Sequence[str], control: Control | None) -> list[str]:
-    """The texts to compare transcripts with. `WRONG_TEXT` replaces each text by the next one that differs from it."""
+    """Return the texts to compare with transcripts. `WRONG_TEXT` replaces a text by the next text that is different."""
     if control is not Control.WRONG_TEXT:
         return list(texts)
     if len(set(texts)) < 2:
@@ -161,7 +161,7 @@ def spoil_texts(texts: Sequence[str], control: Control | None) -> list[str]:
 
 
 Embed = Callable[[Samples, int], NDArray[np.float32] | None]
-"""(samples, sample rate) → speaker embedding [n], or None if there is none, as for short or silent audio."""
+"""(samples, sample rate) → speaker embedding [n], or None if short or silent audio has none."""
 
 _LONGEST_S = 30.0
 
@@ -183,7 +183,7 @@ def as_vector(embedding: Any) -> NDArray[np.float32]:
 
 
 def cosines(embedding: NDArray[np.float32], references: Mapping[str, NDArray[np.float32]]) -> dict[str, float]:
-    """Cosine similarity of an embedding [n] with each reference."""
+    """Return the cosine similarity of an embedding [n] with each reference."""
     found = {}
     for name, vector in references.items():
         lengths = float(np.linalg.norm(embedding) * np.linalg.norm(vector))

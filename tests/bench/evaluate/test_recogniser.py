@@ -87,7 +87,7 @@ def test_several_processes_hear_the_same_in_the_same_order():
     [
         *((Failing, jobs, "Failing fails .ZeroDivisionError: no such thing.; correct it") for jobs in (1, 2)),
         *((Wordless, jobs, "Wordless.transcribe gave a list; it must give a text") for jobs in (1, 2)),
-        (Dying, 2, "one of its processes has died; use fewer with --jobs"),
+        (Dying, 2, "one of its processes has failed; use fewer processes with --jobs"),
     ],
 )
 def test_a_failing_recogniser_is_one_line(factory, jobs, message):
