@@ -1,4 +1,4 @@
-"""Measure batches of texts, first in a language model and then in token2wav: `vivavoce bench offline`."""
+"""Measure batches of texts in a language model, and then in token2wav, for `vivavoce bench offline`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Samples = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One text. prompt: the language model's input; voice: token2wav's input; seed: for sampling speech tokens."""
+    """A text. prompt: the language model's input; voice: token2wav's input; seed: for sampling speech tokens."""
 
     id: str
     prompt: Any

@@ -1,4 +1,4 @@
-"""Measure token2wav on given speech tokens, chunk by chunk and all at once: `vivavoce bench streaming`."""
+"""Measure token2wav on given speech tokens, in chunks and at once, for `vivavoce bench streaming`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Samples = NDArray[np.float32]
 _MS = 1000.0
 _FRAME_S, _HOP_S = 0.025, 0.010
 _DEPTH = 1e-3
-"""Lowest magnitude that is compared, relative to the loudest bin (−60 dB). Lower magnitudes are raised to this one."""
+"""Magnitude to which lower magnitudes are raised before spectra are compared, relative to the loudest bin (−60 dB)."""
 
 
 class Strategy(str, Enum):
@@ -113,7 +113,7 @@ def speak_chunked(
 
 
 def chunk_figures(spoken: Sequence[ChunkedSpeech]) -> dict[str, Any]:
-    """The figures of docs/measuring.md by key, over all speeches; `spoken` is not empty."""
+    """Return the figures of all speeches by the keys of docs/measuring.md; `spoken` must not be empty."""
     shared = stream_figures(spoken, spoken)
     chunks_s = [one for speech in spoken for one in speech.chunks_s]
     return {
@@ -170,10 +170,10 @@ def chunk_rows(keys: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def spectral_distance(one: Samples, other: Samples, sample_rate: int) -> NDArray[np.float64]:
-    """Log-spectral distance of two signals in frames of 25 ms, every 10 ms: [frames] dB, 0 for equal frames.
+    """Return the log-spectral distance of two signals in frames of 25 ms, every 10 ms: [frames] dB, 0 if equal.
 
     It is the root mean square of the level differences over the bins of a Hann-windowed spectrum. Frame f is centred at
-    10 ms · f. The longer signal is cut to the length of the shorter one.
+    10 ms · f. The longer signal is cut to the length of the shorter signal.
     """
     frame, hop = round(_FRAME_S * sample_rate), round(_HOP_S * sample_rate)
     size = min(len(one), len(other))

@@ -1,4 +1,4 @@
-"""The two halves of a model, loaded separately for benchmarks: the language model in a runtime, and token2wav."""
+"""Loads two halves of a model separately for benchmarks: the language model in a runtime, and token2wav."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class BenchModel:
     ) -> list[Job]:
         """Make one job per text, with consecutive seeds. `VivavoceError`: a text or a voice cannot be used.
 
-        voice: the voice for texts without a recording. If it is None, they use the model's first voice.
+        voice: the voice for texts without a recording; if None, the model's first voice.
         """
         given = self.voice(None, "") if voice is None else voice
         heard = [given if one.reference is None else self.voice(one.reference, one.reference_text) for one in texts]
@@ -109,7 +109,7 @@ class BenchModel:
     def _prompt(self, text: str, voice: Conditioning, seed: int, exact_tokens: int | None) -> TokenRequest:
         rules, config = self.front_end.text, self.models.config
         ids = tuple(one for segment in rules.segments(text) for one in rules.encode(segment))
-        # Use the same minimum length in all runtimes, so that they can be compared: one token, whatever the text.
+        # The minimum length is one token for all texts and in all runtimes, so that runtimes can be compared.
         sampling = SamplingParams(min_ratio=0.0, exact_tokens=exact_tokens)
         room = config.rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
         run = plain_run(config.lm, SegmentRequest(voice, text=ids, sampling=sampling), official=False, room=room)
@@ -119,7 +119,7 @@ class BenchModel:
 class BenchToken2Wav:
     """Turns speech tokens into samples, [n] float32 on the host, with an engine that has no language model.
 
-    streams: whether `chunks` will be used, so that the flow keeps its state. Voices are `Conditioning`s.
+    streams: whether `chunks` will be used, for which the flow keeps its state. Voices are `Conditioning`s.
     """
 
     def __init__(self, models: Models, settings: EngineSettings, *, streams: bool = False) -> None:
@@ -177,7 +177,7 @@ def measure_runtimes(
 ) -> list[BatchFigures]:
     """Measure every runtime of the language model with every batch size.
 
-    token2wav_size: batch size of token2wav, or None for the language model's; folder: where the audio is saved.
+    token2wav_size: batch size of token2wav, or None for the language model's size; folder: where the audio is saved.
     """
     found: list[BatchFigures] = []
     with closing(BenchToken2Wav(model.models, settings)) as token2wav:
@@ -217,7 +217,7 @@ def speak_chunks(
     folder: Path | None,
     say: Say,
 ) -> list[ChunkedSpeech]:
-    """Warm up with the first speech, then time all, both in chunks and at once. folder: where the audio is saved."""
+    """Warm up with the first speech; then time all speeches, in chunks and at once. folder: where audio is saved."""
     say("warming up …")
     chunked.speak_chunked(token2wav, speeches[0], cuts[0])
     reset_peaks(token2wav.engine.models.device)
@@ -243,7 +243,7 @@ _NEEDS = {
 
 
 def check_backends(names: Sequence[str]) -> list[str]:
-    """Remove duplicates; import nothing. `InvalidRequest`: unknown name. `MissingDependency`: a package is missing."""
+    """Check names of backends, and remove duplicates. `InvalidRequest`: unknown. `MissingDependency`: no package."""
     for name in names:
         if name not in LM_BACKENDS:
             raise InvalidRequest(f"backend: {name!r} is unknown; use one of {', '.join(LM_BACKENDS)}")
@@ -255,7 +255,7 @@ def check_backends(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class BackendSampling:
-    """Sampling parameters of a TensorRT engine. Defaults are those of CosyVoice2's published Triton deployment."""
+    """Sampling parameters of a TensorRT engine; the defaults are from CosyVoice2's published Triton deployment."""
 
     top_p: float = 0.95
     top_k: int = 50
@@ -349,7 +349,7 @@ class TensorRTModel:
         return [self._speech(one.outputs[0].token_ids) for one in given]
 
     def _speech(self, ids: Sequence[int]) -> list[int]:
-        """The speech tokens before the first merged id of another kind; long silences are cut as in our engine."""
+        """Return the speech tokens before the first merged id of another kind; cut long silences as our engine does."""
         said = [one - self._vocabulary.text_size for one in takewhile(self._vocabulary.is_speech, ids)]
         silent = self._vocabulary.own.silent
         return [said[place] for place in silent.spoken(said, silent.run_at_start)[0]]
@@ -359,7 +359,7 @@ class TensorRTModel:
 
 
 def _engine_class(package: Any) -> Any:
-    """TensorRT-LLM's class that runs engines. Since TensorRT-LLM 1.0 it is not the default class any more."""
+    """Return TensorRT-LLM's class that runs engines, which is not the default class since TensorRT-LLM 1.0."""
     try:
         return import_module("tensorrt_llm._tensorrt_engine").LLM
     except ImportError:
@@ -375,7 +375,7 @@ def open_backend(
     engine_dir: Path | None = None,
     sampling: BackendSampling = BackendSampling(),
 ) -> TokenBackend:
-    """Load a runtime. `torch` reads the model itself; all others read the merged model. Only engines use `sampling`.
+    """Load a runtime. `torch` reads the model's folder; all others read the merged model. Only engines use `sampling`.
 
     batch_size: the largest batch; merged: see `merged_model`. `MissingDependency`: the package has an untested version;
     `CheckpointError`: the folder belongs to another model.

@@ -1,4 +1,4 @@
-"""Name, software and peak memory of the machine on which a benchmark runs."""
+"""Describes the machine on which a benchmark runs: hardware, software and peak memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reset_peaks(device: torch.device | None) -> None:
 
 
 def resources(device: torch.device | None) -> dict[str, int | None]:
-    """Peak memory in bytes: of the device since `reset_peaks`, and of this process since its start."""
+    """Return peak memory in bytes: of the device since `reset_peaks`, and of this process since its start."""
     cuda = device is not None and device.type == "cuda"
     # ru_maxrss is in kilobytes, but on macOS in bytes.
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -39,7 +39,7 @@ class Utterance:
 class Piece:
     """A piece of audio.
 
-    samples: [num_samples] float32 in ±1, or None if the target does not keep them; audible: whether it is not silence.
+    samples: [num_samples] float32 in ±1, or None if the target does not keep them; audible: False for silence.
     """
 
     num_samples: int
@@ -48,7 +48,7 @@ class Piece:
 
 
 def is_audible(samples: NDArray[np.float32]) -> bool:
-    """Whether a sample is above −50 dBFS; samples: [n] in ±1."""
+    """Return whether any sample is above −50 dBFS; samples: [n] in ±1."""
     return bool(np.abs(samples).max(initial=0.0) > AUDIBLE)
 
 
@@ -61,7 +61,7 @@ class Refused(Exception):
 
 
 class Target(Protocol):
-    """A system under test, in one event loop."""
+    """A system under test, which is used in one event loop."""
 
     @property
     def sample_rate(self) -> int: ...
@@ -104,7 +104,7 @@ def with_ending(outcomes: Sequence[Outcome], ending: Ending) -> list[Outcome]:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """`concurrency` users with one request at a time each. A slower target therefore gets fewer requests."""
+    """`concurrency` users, each with one request at a time. So a slower target gets fewer requests per second."""
 
     concurrency: int = 1
 
@@ -127,7 +127,7 @@ class OpenLoop:
             raise InvalidRequest(f"rate: {self.rate} is outside of 0 … {MAX_RATE:g} per second; choose one inside")
 
     def arrivals(self, count: int) -> list[float]:
-        """Arrival times in seconds after the start: a Poisson process whose first user arrives at 0."""
+        """Return arrival times in seconds after the start: a Poisson process, but the first user arrives at 0."""
         drawn = random.Random(self.seed)
         times = [0.0]
         while len(times) < count:
@@ -208,7 +208,7 @@ class Workload:
     def utterances(self, count: int, purpose: str = "load") -> list[Utterance]:
         """Draw `count` requests. Requests for different purposes (such as a warm-up) are drawn independently.
 
-        Every text is used once, in random order, before any is used again, so each load has a similar mix of lengths.
+        All texts are used once, in random order, before a text is used again, so loads have similar mixes of lengths.
         """
         drawn = random.Random(f"{purpose} {self.seed}")
         texts: list[str] = []

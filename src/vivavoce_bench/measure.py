@@ -1,4 +1,4 @@
-"""Shared by benchmarks, evaluations and clients: percentiles, playback of a stream, JSON files and pictures."""
+"""Percentiles, playback of a stream, JSON files and pictures, for benchmarks, evaluations and clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DIGITS = 6
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile by nearest rank: the smallest value that at least `percent` % of the values do not exceed.
+    """Return the percentile by nearest rank: the smallest value that at least `percent` % of the values do not exceed.
 
     With fewer than 100 values the 99th percentile is the largest. values: not empty; percent: above 0, at most 100.
     """
@@ -35,7 +35,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def percentiles(name: str, values: Sequence[float], percents: Sequence[int] = PERCENTS) -> dict[str, float | None]:
-    """{`NAME_p50`: value, …}, one key per percentile; each is None if `values` is empty."""
+    """Return {`NAME_p50`: value, …}, a key per percentile; all are None if `values` is empty."""
     return {f"{name}_p{percent}": percentile(values, percent) if values else None for percent in percents}
 
 
@@ -44,7 +44,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    """`NAME_mean`, the percentiles and `NAME_max`; each is None if `values` is empty."""
+    """Return `NAME_mean`, the percentiles and `NAME_max`; all are None if `values` is empty."""
     return {f"{name}_mean": mean(values), **percentiles(name, values), f"{name}_max": max(values, default=None)}
 
 
@@ -60,7 +60,7 @@ class Arrival:
 
 @dataclass(frozen=True, eq=False)
 class PlaybackTrace:
-    """A response and its times in seconds, all of one clock. end_s: when the response was complete or failed."""
+    """A response and its times in seconds, by one clock. end_s: time when the response was complete or failed."""
 
     start_s: float
     end_s: float
@@ -122,7 +122,7 @@ def window_s(streams: Sequence[PlaybackTrace]) -> float:
 
 
 def stream_figures(streams: Sequence[PlaybackTrace], heard: Sequence[PlaybackTrace]) -> dict[str, Any]:
-    """Playback and audio figures of the streams in `heard`, and the wall time of all streams; None if not measured."""
+    """Return playback and audio figures of `heard`, and the wall time of all streams; None if not measured."""
     audio_s, wall_s = sum(one.audio_s for one in heard), window_s(streams)
     margins = [one.margins_s for one in heard]
     silences = [[-margin for margin in one if margin < 0] for one in margins]

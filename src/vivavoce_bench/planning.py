@@ -2,7 +2,7 @@
 
 Memory is divided as the engine divides it. Times come from the cost model of admission, which was fitted under load on
 one H200. For other cards the costs are scaled by the data sheets: launch times stay unchanged, arithmetic scales with
-the products per second, and reading with the bytes per second. So figures of other cards are computed, not measured.
+the products per second, and reading with the bytes per second. Figures of other cards are not measured.
 For a fleet, one engine is simulated (`simulation.py`) with the costs of batches that run alone.
 """
 
@@ -100,7 +100,7 @@ WITH_SHORT_CHUNKS = [card for card in CARDS if card.name in ("H200", "H100 SXM",
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """weights: bytes per network; memory_bytes: the whole budget; state_s: seconds of speech whose flow state fits."""
+    """weights: bytes per network; memory_bytes: all memory; state_s: seconds of speech that flow state covers."""
 
     models: Models
     memory_bytes: int
@@ -113,7 +113,7 @@ class EnginePlan:
         return CUDA_BYTES + sum(self.weights.values()) + self.memory.num_bytes
 
     def listeners(self, card: Card) -> int:
-        """Number of concurrent streams that admission allows; 0 if even a single stream has gaps.
+        """Return the number of concurrent streams that admission allows; 0 if even a single stream has gaps.
 
         Each stream has ten seconds and its own voice. Memory limits only the streams that are being computed, because a
         fast card computes a stream in less time than the stream plays.
@@ -132,7 +132,7 @@ class EnginePlan:
         return low
 
     def offline(self, card: Card) -> float:
-        """Seconds of audio generated per second, if every slot has a whole utterance of ten seconds."""
+        """Return the seconds of audio per second, if every slot generates a whole utterance of ten seconds."""
         costs, rates = self._costs(card), self.models.config.rates
         slots, tokens = self.memory.slots, round(DURATION_S * rates.tokens_per_second)
         prompt = TEXT_ROWS + round(PROMPT_S * rates.tokens_per_second)

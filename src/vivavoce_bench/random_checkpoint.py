@@ -122,7 +122,7 @@ _TEXT_HEAD = "llm.model.lm_head.weight"
 _ROTARY = "decoder.estimator.rotary_embed.inv_freq"
 """Rotary frequencies. The official DiT stores them in its file, although they can be computed."""
 _END_LOGIT = 7.0
-"""The end token's logit, a little below the largest of 6561 random ones: speech ends soon after the minimum length."""
+"""The end token's logit: a little below the largest of 6561 random logits, so speech ends soon after its minimum."""
 _NEVER_LOGIT = -100.0
 _END_GAIN = 3.0
 """Gain of the end token's row in a head without bias, so that its logit is sometimes the largest."""
@@ -296,7 +296,7 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
 
 
 def byte_symbols() -> list[str]:
-    """The characters that stand for the 256 bytes: first the printable bytes' own, then substitutes for the others."""
+    """Return the characters for the 256 bytes: first printable bytes as themselves, then substitutes for all others."""
     return sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda symbol: (ord(symbol) > 0xFF, ord(symbol)))
 
 
@@ -327,13 +327,13 @@ _TOKEN_BASE = 3
 
 
 def draw(shape: tuple[int, ...], seed: int, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Standard normal float32 values that depend only on `seed` and `name`."""
+    """Return standard normal float32 values that depend only on `seed` and `name`."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return generator.standard_normal(shape, dtype=np.float32)
 
 
 def speaker_encoder(seed: int) -> bytes:
-    """An ONNX file: input [1, frames, 80] → output [1, 192], each band's mean absolute value times a random matrix."""
+    """Make an ONNX file: input [1, frames, 80] → output [1, 192], the bands' mean absolute values times a matrix."""
     mix = draw((NUM_MEL_BINS, EMBEDDING_SIZE), seed, "campplus") / np.float32(np.sqrt(NUM_MEL_BINS))
     return onnx_model(
         # The features are centred, so without absolute values the means of the bands would be zero.
@@ -349,7 +349,7 @@ def speaker_encoder(seed: int) -> bytes:
 
 
 def speech_tokenizer(generation: Generation, seed: int) -> bytes:
-    """An ONNX file: feats [1, 128, frames], feats_length [1] → indices [1, ceil(feats_length / 4)]; / 2 in CosyVoice 1.
+    """Make an ONNX file: feats [1, 128, frames], feats_length [1] → indices [1, ⌈feats_length / 4⌉ (CosyVoice 1: / 2)].
 
     Finite scalar quantisation (arXiv:2309.15505): the frames of a token are projected to 8 values (CosyVoice 1: 7).
     Each value is rounded to -1, 0 or 1, and the token is the number with these base-3 digits.

@@ -21,7 +21,7 @@ _FAINT = 0.35
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Figures by the keys of docs/measuring.md; a figure that was not measured is None.
+    """Return the figures by the keys of docs/measuring.md; a figure that was not measured is None.
 
     Latencies, playback and audio count successful requests only. The wall time counts all requests.
     """
@@ -50,12 +50,12 @@ class Report:
     settings: Mapping[str, Any]
     outcomes: Sequence[Outcome]
     resources: Mapping[str, Any] = field(default_factory=dict)
-    """Memory of the target, if it is known: flat keys whose names include the unit."""
+    """Memory of the target, if it is known: flat keys that end with the unit."""
     quality: Mapping[str, Any] = field(default_factory=dict)
     """Quality of the audio, if it was measured: flat keys."""
 
     def to_json(self) -> dict[str, Any]:
-        """All keys with JSON values; a value that was not measured is None."""
+        """Return all keys with JSON values; a value that was not measured is None."""
         return rounded({"schema": SCHEMA, **self.settings, **figures(self.outcomes), **self.resources, **self.quality})
 
     def save(self, path: Path) -> None:

@@ -173,7 +173,7 @@ class _LM:
         arrived = []
         while self._launches and self._launches[0][0].reached():
             for number, slot, ids in self._launches.popleft()[2]:
-                if self._open.get(number) is slot:  # skip a slot that was closed meanwhile
+                if self._open.get(number) is slot:  # skip a slot that was closed since its launch
                     arrived.append(Sampled(number, (0,) * ids, False))
         return arrived
 

@@ -49,9 +49,9 @@ class Recorded:
             raise InvalidRequest(f"voice: {path!r} cannot be read ({error.strerror}); check the path") from None
 
     def altered(self, number: int) -> bytes:
-        """The recording as a WAV file, a little quieter and shorter at its start, by an amount that `number` gives.
+        """Return the recording as a WAV file that is a little quieter and shorter; `number` decides how much.
 
-        The difference is not audible, but no cache knows these bytes. `InvalidAudio`: the recording cannot be decoded.
+        The difference is not audible, but these bytes are in no cache. `InvalidAudio`: the recording cannot be decoded.
         """
         samples, rate = self._decoded
         drawn = random.Random(number)
@@ -62,7 +62,7 @@ class Recorded:
 
     @cached_property
     def _decoded(self) -> tuple[NDArray[np.int16], int]:
-        """Decoded only once, because the client must not delay requests, which are timed from their planned arrival."""
+        """The samples and their rate. Decoding for each request would delay it, and falsify its measured times."""
         try:
             samples, rate = soundfile.read(BytesIO(self.content), dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
@@ -77,8 +77,8 @@ QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per"
 class EngineTarget:
     """A loaded model as the `Target` of a load test.
 
-    voices: maps the names in utterances to voices; a recording is altered and its voice extracted within each request.
-    policy: None requests whole utterances; keep: whether to keep the samples.
+    voices: name in utterances → voice; a recording is altered, and its voice extracted, within each request. policy:
+    if None, whole utterances are requested; keep: whether to keep the samples.
     """
 
     tts: Vivavoce
@@ -140,8 +140,8 @@ _BUSY = (429, 503)
 class HttpTarget:
     """Sends requests in the form of OpenAI's API, each with `stream` and `pcm`.
 
-    client: its base address is the server's. recorded: recordings to send, by voice name. fresh: alter the recording
-    for each request, so that no cache of the server has it. policy: None sends no chunk policy.
+    client: has the server's base address. recorded: name of a voice → recording to send. fresh: alter the recording
+    for each request, so that no cache of the server has it. policy: chunk policy to send, or None.
     """
 
     client: httpx.AsyncClient
@@ -181,12 +181,12 @@ class HttpTarget:
 
 
 def _retry_after_s(given: str) -> float:
-    """The seconds of a Retry-After header; 1 if it is missing, or is a date, which servers may send (RFC 9110)."""
+    """Return the seconds of a Retry-After header; 1 if it is missing or is a date, as RFC 9110 allows."""
     return float(given) if given.strip().isdecimal() else 1.0
 
 
 def open_client(url: str, key: str | None) -> httpx.AsyncClient:
-    """A client with as many connections as there are users. `InvalidRequest`: `url` is not an address."""
+    """Return a client with any number of connections. `InvalidRequest`: `url` is not an address."""
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest(f"url: {url!r} is not an address; write one such as http://127.0.0.1:8880")
     headers = {"authorization": f"Bearer {key}"} if key else {}

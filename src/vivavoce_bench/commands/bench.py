@@ -103,7 +103,7 @@ class BenchLoad:
         return min(self.concurrency or 1, self.requests) if self.rate is None else _DEFAULT_WARMUP
 
     def workload(self, voices: Sequence[str | None] = (None,)) -> Workload:
-        """Texts and voices of the load. InvalidRequest: texts cannot be read, or all have other numbers of words."""
+        """Return the load's texts and voices. InvalidRequest: texts cannot be read, or no text fits --words."""
         from vivavoce_bench import SENTENCES, Workload
         from vivavoce_bench.load import read_texts, with_words
 
@@ -116,7 +116,7 @@ class BenchLoad:
         return Workload(texts, voices, self.seed)
 
     def chunk_policy(self, generation: Generation | None = None) -> ChunkPolicy | None:
-        """The checked chunk policy. None for whole utterances, or if neither an option nor the generation is given."""
+        """Return the checked chunk policy; None for whole utterances, or if no option and no generation is given."""
         from vivavoce.engine.chunk_policy import ChunkPolicy, Schedule, policy_for
 
         given = {"--policy": self.policy, "--first-hop": self.first_hop, "--lookahead": self.lookahead}
@@ -143,7 +143,7 @@ class BenchLoad:
 
 @dataclass(frozen=True)
 class BenchServer:
-    """A server that is tested in place of a model in this process."""
+    """A server to test, instead of a model in this process."""
 
     url: str | None = flag("Load-test the server at this address, over POST /v1/audio/speech.", "URL")
     key: str | None = flag("API key of the server.", "KEY")
@@ -233,7 +233,7 @@ def bench(
 
 
 def _refuse_lost_options(context: typer.Context) -> None:
-    """Refuse options that stand before a subcommand: they belong to the load test and would be ignored silently."""
+    """Refuse options before a subcommand: they are options of the load test, and the subcommand would ignore them."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -325,7 +325,7 @@ async def _warm_and_load(
     bar: Callable[[str, int, int, str], None],
     between: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Run the warm-up, then the load; return the load's outcomes. bar: shows progress; between: called between them."""
+    """Run the warm-up, then the load; return the load's outcomes. bar: shows progress; between: runs between both."""
     from vivavoce_bench import run_load
 
     def show(ended: int) -> None:

@@ -143,7 +143,7 @@ class Batches:
     )
     batch_size: list[str] | None = flag("Batch sizes, such as 16,4.  [default: 16,8,4,2,1]", "NUMBERS")
     token2wav_batch_size: int | None = flag(
-        "Batch size of token2wav.  [default: the same]", "NUMBER", min=1, max=_LARGEST_BATCH
+        "Batch size of token2wav.  [default: --batch-size]", "NUMBER", min=1, max=_LARGEST_BATCH
     )
     llm_model: str | None = flag(
         "Merged language model for vllm and trtllm.  [default: exported from the model]",
@@ -154,14 +154,14 @@ class Batches:
     plot: PlotOption = None
 
     def backends(self) -> list[str]:
-        """The chosen runtimes. InvalidRequest: unknown runtime or unused option. MissingDependency: missing package."""
+        """Return the runtimes. InvalidRequest: unknown runtime or unused option. MissingDependency: missing package."""
         from vivavoce_bench.halves import check_backends
 
         found = check_backends(self.backend or ["torch"])
         if self.engine_dir is not None and "trtllm" not in found:
             raise InvalidRequest("engine_dir: only the backend trtllm runs engines; add --backend trtllm")
         if self.engine_dir is not None and not self.engine_dir.is_dir():
-            raise InvalidRequest(f"engine_dir: {str(self.engine_dir)!r} is not a folder; name the one of trtllm-build")
+            raise InvalidRequest(f"engine_dir: {str(self.engine_dir)!r} is not a folder; name that of trtllm-build")
         if self.llm_model is not None and found == ["torch"]:
             raise InvalidRequest(
                 "llm_model_name_or_path: torch does not read a merged model; add --backend vllm or --backend trtllm, "
@@ -170,9 +170,9 @@ class Batches:
         return found
 
     def sizes(self, num_texts: int | None = None) -> list[int]:
-        """The batch sizes. The default is all usual sizes for which there are enough texts.
+        """Return the batch sizes; by default, all usual sizes up to the number of texts.
 
-        num_texts: None if not known yet. `InvalidRequest`: a size is out of its limits, or larger than num_texts.
+        num_texts: None if it is unknown. `InvalidRequest`: a size is outside of its limits, or larger than num_texts.
         """
         parts = [part for one in self.batch_size or () for part in re.split(r"[,\s]+", one.strip())]
         sizes = [int(part) if part.isdecimal() else 0 for part in parts]

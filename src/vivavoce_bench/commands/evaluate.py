@@ -127,7 +127,7 @@ def recogniser_jobs(num_utterances: int) -> int:
 
 
 def recogniser_factory(name: str, whisper: str = "base") -> RecogniserFactory:
-    """The built-in recogniser, Whisper, or the user's module:callable; the module may be in the working folder."""
+    """Return the factory of the built-in recogniser, of Whisper, or the user's; its module may be in this folder."""
     from vivavoce_bench.evaluate.recogniser import PocketSphinx, Whisper, recogniser_named
 
     if name == BUILT_IN_RECOGNISER:
@@ -244,7 +244,7 @@ def _spoken(
 
 
 class _PromptVoices(dict[str, "Voice"]):
-    """Voices of prompt recordings. A voice is extracted each time it is needed, and not cached."""
+    """Voices of prompt recordings. A voice is extracted each time that it is needed, and is not kept."""
 
     def __init__(self, cases: Sequence[Case], resolve: Callable[[Path, str], Voice]) -> None:
         self._transcripts = {case.voice: case.prompt_text for case in cases}
@@ -255,7 +255,7 @@ class _PromptVoices(dict[str, "Voice"]):
 
 
 def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce) -> dict[str, Voice]:
-    """The voices of --list or --voice. The default is the built-in voices, or all stored voices if none is built in."""
+    """Return the voices of --list or --voice, or by default the built-in voices, or else all stored voices."""
     from vivavoce.frontend.voices.voice import built_in_voices
 
     if flags.list_ is not None:
@@ -276,7 +276,7 @@ def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path
 def _recorded(
     flags: EvaluationFlags, cases: Sequence[Case], folder: Path, model: ModelChoice, show: Say
 ) -> tuple[Iterator[Clip], Mapping[str, VoiceLike], Embed | None, dict[str, Any]]:
-    """Prepare to score recordings. Only text rules and encoders of the model are loaded, and no networks for speech."""
+    """Prepare to score recordings: load only the model's text rules and encoders, but no networks for speech."""
     from vivavoce.checkpoint.folder import read_card
     from vivavoce.frontend.front_end import load_front_end
     from vivavoce.frontend.voices.registry import VoiceRegistry

@@ -1,4 +1,4 @@
-"""Options that several commands share, the voices that these options name, and the output of figures."""
+"""Options that several commands share, the voices for these options, and the output of figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def named_voices(
 ) -> dict[str, T]:
     """Map each name or recording to its voice.
 
-    transcripts: one for each recording in `names`, in order, or none at all; known: names of stored and built-in
+    transcripts: one for each recording in `names`, in order, or an empty list; known: names of stored and built-in
     voices; resolve: (name or recording, transcript) → voice.
     """
     recordings = [name for name in names if unicodedata.normalize("NFC", name) not in known]

@@ -52,7 +52,7 @@ class Listeners:
     price: float | None = flag("Price of one GPU for an hour, in any currency.", "NUMBER", min=0)
 
     def visits(self, gpus: int, rates: Rates) -> list[Visit]:
-        """Draw the requests that one GPU of several gets. Speech lengths are distributed as those of bench texts."""
+        """Draw the requests of one of the GPUs. Lengths of speech are distributed like the lengths of bench texts."""
         from vivavoce_bench import OpenLoop, Workload
         from vivavoce_bench.simulation import Visit
 
@@ -82,14 +82,14 @@ class Expected:
         return cls(p50, p99, gaps, 1 - len(served) / len(heard))
 
     def within(self, ttfb_p99_s: float) -> bool:
-        """Whether first audio is in time, almost no stream has gaps, and no request is refused."""
+        """Return whether first audio is in time, almost no stream has gaps, and no request is refused."""
         return self.ttfb_p99_s <= ttfb_p99_s and self.gaps <= GAPS_ALLOWED and not self.refused
 
 
 def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, most: int) -> int:
-    """The smallest number of GPUs that is enough.
+    """Return the smallest number of GPUs that is fast enough.
 
-    expected: number of GPUs → figures, which never get worse with more GPUs; most: the number with a GPU per listener.
+    expected: number of GPUs → figures, which are never worse with more GPUs; guess: where to start; most: the limit.
     InvalidRequest: even `most` GPUs are too slow.
     """
     low, high = 0, max(1, min(guess, most))
@@ -107,7 +107,7 @@ def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, m
 
 
 def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
-    """The number of GPUs and of servers, and figures for one GPU fewer, this number, and one more, as JSON values."""
+    """Return the numbers of GPUs and servers, and figures with as many GPUs, one fewer and one more, as JSON values."""
     from vivavoce.engine.admission import AdmissionMode
     from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
     from vivavoce.engine.settings import EngineSettings
@@ -212,9 +212,9 @@ def _print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
 
 
 def card_rows(config: ModelConfig, dtype: str, cards: list[Card], memory: float | None = None) -> list[dict[str, Any]]:
-    """One row per card. Speeds are rounded to two digits; they are None for model sizes that were not measured.
+    """Return a row per card. Speeds are rounded; they are None for model sizes that were not measured.
 
-    memory: GB that are used, or None for all memory of the card.
+    memory: GB to use, or None for all memory of the card.
     """
     from vivavoce_bench.random_checkpoint import release_config
 
