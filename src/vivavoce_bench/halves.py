@@ -201,7 +201,7 @@ def _keep(folder: Path | None, sample_rate: int, job: Job, samples: Samples) -> 
 
 
 _TOGETHER = 8
-"""Batch size of the language model in `decode`, whose time is not measured."""
+"""Batch size of the language model in `decode`; the time of `decode` is not measured."""
 
 
 def decode(model: BenchModel, jobs: Sequence[Job], settings: EngineSettings) -> list[TokenSpeech]:

@@ -55,7 +55,7 @@ def processor() -> str:
 
 
 def client_keys(command: str) -> dict[str, Any]:
-    """Describe the client's machine, for a load test whose target is a server."""
+    """Describe the client's machine, for a load test of a server."""
     return {"vivavoce": __version__, "command": command, "cpu": processor(), "cpu_cores": os.cpu_count()}
 
 

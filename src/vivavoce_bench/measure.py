@@ -196,7 +196,7 @@ def save_json(keys: Any, path: Path, *, field: str = "json") -> None:
 
 
 def tell(keys: Any, path: Path | None) -> None:
-    """Print figures as JSON, and write them to `path`, whose folder is created. path: None only prints."""
+    """Print figures as JSON. If `path` is not None, also create its folder and write them to it."""
     print(json_text(keys))
     if path is not None:
         make_folder(path.parent, field="json")

@@ -131,7 +131,7 @@ def quality(
 
 
 PCM_RATE = 24_000
-"""Sample rate in Hz of the format `pcm` in OpenAI's API, whatever the model's own rate."""
+"""Sample rate in Hz of the format `pcm` in OpenAI's API, which does not depend on the model."""
 _TIMEOUT = httpx.Timeout(120.0, connect=10.0)
 _BUSY = (429, 503)
 

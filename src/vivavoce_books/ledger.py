@@ -51,7 +51,7 @@ class Ledger:
         self.path, self._connection = path, connection
 
     def agree(self, settings: Mapping[str, str], *, shown: bool = True) -> None:
-        """Store the settings. InvalidRequest: a setting differs from that of the stored segments; the error names it.
+        """Store the settings. InvalidRequest: a setting differs from the stored segments' setting.
 
         shown: whether the error shows the old and the new value; False for fingerprints, which tell a user nothing.
         """

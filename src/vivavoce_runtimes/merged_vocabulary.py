@@ -31,7 +31,7 @@ ROWS = 128
 
 @dataclass(frozen=True)
 class MergedVocabulary:
-    """Converts ids. text_size: number of text ids, with special ones. UnsupportedModel: the model is CosyVoice 1."""
+    """Converts ids. text_size: number of text ids, also special ids. UnsupportedModel: the model is CosyVoice 1."""
 
     text_size: int
     num_speech_tokens: int

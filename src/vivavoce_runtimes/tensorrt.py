@@ -42,7 +42,7 @@ def import_tensorrt() -> Any:
 
 
 def find_engine(folder: Path, device: torch.device, dtype: torch.dtype, *, trusted: bool, anew: bool = False) -> Path:
-    """Return our engine, built if missing or if `anew` (takes minutes), or without ONNX file an official engine."""
+    """Return our engine; build it if missing or `anew` (minutes). Without our ONNX file, return the official one."""
     trt, precision = import_tensorrt(), "fp16" if dtype == torch.float16 else "fp32"
     source = folder / file_name(ESTIMATOR, "fp32", "onnx", device)
     official = folder / f"{ESTIMATOR}.{precision}.mygpu.plan"

@@ -90,7 +90,7 @@ class EastAsian(Verbalizer):
 
 
 class Korean(EastAsian):
-    """Verbalizer of Korean: native numerals before most counters ("세 개"), else Sino-Korean ones ("삼 층")."""
+    """Verbalizer of Korean: native numerals before most counters ("세 개"), else Sino-Korean numerals ("삼 층")."""
 
     def __init__(self, language: str) -> None:
         super().__init__(language)

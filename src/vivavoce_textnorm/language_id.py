@@ -56,12 +56,12 @@ def with_country(code: str, tag: str) -> str:
 
 
 def contains_chinese(text: str) -> bool:
-    """Whether the text is treated as Chinese: it holds a character of U+4E00–9FFF (kana and hangul do not count)."""
+    """Return whether a text counts as Chinese: it has a character of U+4E00–9FFF (kana and hangul do not count)."""
     return _CHINESE.search(text) is not None
 
 
 def is_speakable(text: str) -> bool:
-    """Whether the text holds at least one letter or number.
+    """Return whether the text has at least one letter or number.
 
     Text without punctuation may not be speakable either: an emoji has no letter or number.
     """

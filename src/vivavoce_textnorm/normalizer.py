@@ -54,7 +54,7 @@ def check_wanted(cancelled: CancelCheck) -> None:
 def blocks(text: str, language: str, most: int = MAX_BLOCK_CHARS) -> Iterator[str]:
     """Cut text into blocks of at most `most` characters, which end at the best place in their second half.
 
-    language: "zh" or "en", whose marks for the end of a sentence or clause are used.
+    language: "zh" or "en"; a block ends at a mark with which this language ends a sentence or clause.
     """
     start = 0
     while len(text) - start > most:

@@ -189,7 +189,7 @@ class BenchRequest:
         check_report_places(self.output.json_file, self.output.plot)
 
     def _check_server(self) -> None:
-        """Refuse options whose value the server decides, and a key without a server."""
+        """Refuse options that only the server can set, and a key without a server."""
         load, url = self.load, self.server.url
         if url is None:
             if self.server.key is not None:

@@ -161,7 +161,7 @@ class Batches:
         if self.engine_dir is not None and "trtllm" not in found:
             raise InvalidRequest("engine_dir: only the backend trtllm runs engines; add --backend trtllm")
         if self.engine_dir is not None and not self.engine_dir.is_dir():
-            raise InvalidRequest(f"engine_dir: {str(self.engine_dir)!r} is not a folder; name that of trtllm-build")
+            raise InvalidRequest(f"engine_dir: {str(self.engine_dir)!r} is not a folder; name an engine folder")
         if self.llm_model is not None and found == ["torch"]:
             raise InvalidRequest(
                 "llm_model_name_or_path: torch does not read a merged model; add --backend vllm or --backend trtllm, "

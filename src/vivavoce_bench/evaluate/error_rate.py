@@ -80,7 +80,7 @@ def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
 def phone_errors(pronunciations: Sequence[Sequence[Sequence[str]]], heard: Sequence[str]) -> tuple[int, int]:
     """Return (fewest edits from any pronunciation of the words to the recognised phones, number of expected phones).
 
-    pronunciations: of each word in order, one or more. The expected phones are those of each word's shortest one.
+    pronunciations: of each word in order, one or more. The shortest pronunciations give the number.
     """
     row = np.arange(len(heard) + 1)
     for ways in pronunciations:

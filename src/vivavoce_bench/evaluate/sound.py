@@ -29,7 +29,7 @@ class JoinClicks(NamedTuple):
     """Abruptness of the worst join, divided by the 99.9th percentile in audio generated at once. It is
     None if there are no joins, or if that audio is silent."""
     join_median_ratio: float | None
-    """Median abruptness of the joins, divided by that of all places in audio generated at once; 1 for clean joins."""
+    """Median abruptness of the joins, divided by the median in audio generated at once; 1 for clean joins."""
 
 
 def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[int]) -> NDArray[np.float64]:
@@ -146,7 +146,7 @@ def pitch(samples: NDArray[np.float32], sample_rate: int) -> dict[str, float | N
 def track_f0(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
     """Return the fundamental frequency every 10 ms: [frames], 60 to 500 Hz, 0 for unvoiced frames.
 
-    The autocorrelation of each 50 ms frame is divided by that of the window, so that it does not decay with the lag
+    The autocorrelation of each 50 ms frame is divided by the window's own, so that it does not decay with the lag
     (Boersma 1993, "Accurate short-term analysis of the fundamental frequency"). Its highest peak gives the period.
     """
     size, hop = round(_PITCH_WINDOW_S * sample_rate), round(_PITCH_HOP_S * sample_rate)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Samples = NDArray[np.float32]
 
 UNNAMED = "recordings"
-"""Name of the voice for recordings whose voice is not given."""
+"""Name of the voice of recordings, if no voice is given."""
 
 
 class VoiceLike(Protocol):

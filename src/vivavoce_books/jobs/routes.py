@@ -91,7 +91,7 @@ class JobFields(BaseModel):
 
 
 class TextJobFields(JobFields):
-    """A job whose text comes in JSON."""
+    """A job with its text in JSON."""
 
     input: AnyText = Field(min_length=1, description="The text.")
 

@@ -234,7 +234,7 @@ class Jobs:
             )
 
     def _start_waiting(self) -> None:
-        """Start waiting jobs up to the limit: those of keys with the fewest running jobs first, then the oldest."""
+        """Start waiting jobs up to the limit: first for keys with the fewest running jobs, then the oldest jobs."""
         busy = Counter(job.record.key for job in self._jobs.values() if job.task is not None)
         waiting = [job for job in self._jobs.values() if job.task is None and job.record.status == "queued"]
         while waiting and not self._closing and busy.total() < self.settings.at_once:
