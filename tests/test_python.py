@@ -31,6 +31,7 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
+from vivavoce.frontend.speech_result import PendingSpeech
 from vivavoce_textnorm import ReadingProcesses
 
 RATE = 24_000
@@ -488,6 +489,24 @@ def test_many_texts_are_spoken_together_and_come_in_order(tts):
     wait_until_free(tts)
 
 
+def test_a_text_that_fails_among_many_ends_them_before_later_ones_are_returned(tts, monkeypatch):
+    results, spoken = PendingSpeech.result, []
+
+    def result(pending, cancel=None):
+        spoken.append(pending)
+        if len(spoken) == 2:
+            raise InvalidRequest("text: refused late")
+        return results(pending, cancel)
+
+    monkeypatch.setattr(PendingSpeech, "result", result)
+    speeches = tts.speak_many(["Hello.", "Hi.", "Bye now."], sampling=SHORT)
+    assert next(speeches).duration_s > 0
+    with pytest.raises(InvalidRequest, match="refused late"):
+        next(speeches)
+    assert len(spoken) == 2
+    wait_until_free(tts)
+
+
 def test_bad_texts_among_many_leave_their_errors_in_their_places(tts):
     texts = ["Hello.", "你好", "", "Hi.", "x" * 20_001, "Bye now."]
     returned = list(tts.speak_many(texts, errors="return", sampling=SHORT))
@@ -621,6 +640,7 @@ def test_values_of_a_wrong_type_are_named(tts, reference):
     with pytest.raises(TypeError):
         speech + 5
     assert len(tts.speak("Hi.", seed=np.int64(5), sampling=SHORT).samples)
+    tts.warm_up(0, streams=10**400)  # no float is as large
 
 
 def test_speech_as_a_file_in_memory_and_in_a_notebook(tts):

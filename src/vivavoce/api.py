@@ -354,12 +354,13 @@ class Vivavoce:
 
         try:
             for text in texts:
-                waiting.append(attempt(functools.partial(self._begin, text, lambda: voice, options, cancel)))
+                try:
+                    waiting.append(attempt(functools.partial(self._begin, text, lambda: voice, options, cancel)))
+                except InvalidRequest:
+                    yield from ready(0)  # speech of the texts before the refused one
+                    raise
                 yield from ready(self.engine.memory.slots)
             yield from ready(0)
-        except InvalidRequest:
-            yield from ready(0)  # speech of the texts before the refused one
-            raise
         finally:
             for one in waiting:
                 if not isinstance(one, VivavoceError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.server.fake_backend import FakeBackend, FakeStream
+from tests.server.fake_backend import FakeBackend, FakeStream, Worded
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import InvalidText, Overloaded
 from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechRequest
@@ -66,6 +66,19 @@ async def test_a_long_text_is_one_stream() -> None:
     verdict = stream.verdict
     assert verdict is not None
     assert (verdict.reason, verdict.segments_given, verdict.segments_spoken) == (FinishReason.STOP, 40, 40)
+
+
+async def test_words_of_a_long_text_are_told_by_their_places_in_all_of_it() -> None:
+    stream = await speak_long(SpeechRequest(TEXT, "anna", word_times=True), Worded().speak, 200)
+    words = [word for event in [one async for one in stream] if isinstance(event, AudioChunk) for word in event.words]
+    assert [TEXT[one.start_character : one.end_character] for one in words] == TEXT.split()
+    assert [one.text for one in words] == TEXT.split()
+    assert [one.start_s for one in words] == pytest.approx([one.start_character / 100 for one in words])
+    assert [one.end_s for one in words] == pytest.approx([one.end_character / 100 for one in words])
+    assert stream.verdict is not None
+    delivery = stream.verdict.delivery
+    assert delivery is not None
+    assert (delivery.spoken, set(delivery.missing), len(delivery.missing) > 5) == (0.5, {"there,"}, True)
 
 
 async def test_to_cancel_ends_the_part_that_is_spoken_and_the_next_one() -> None:

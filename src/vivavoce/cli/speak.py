@@ -283,7 +283,7 @@ class PartwiseSpeech:
                     yield chunk.samples
 
     def _keep(self, before: tuple[int, int], speech: Speech | ChunkStream, start: int, begins_s: float) -> None:
-        from vivavoce.frontend.speech_result import moved
+        from vivavoce.frontend.speech import moved
 
         self.marks[before[0] :] = [moved(mark, start, begins_s) for mark in speech.marks]
         self.words[before[1] :] = [moved(word, start, begins_s) for word in speech.words]

@@ -42,7 +42,7 @@ def check_number(name: str, value: float | None, low: float, high: float, *, who
     """Raise InvalidRequest if the value is not a number, or is outside of low … high. None passes."""
     if value is None:
         return
-    if not (is_number(value, whole=whole) and low <= value <= high and math.isfinite(value)):
+    if not (is_number(value, whole=whole) and low <= value <= high and abs(value) != math.inf):
         number = "whole number" if whole else "number"
         if not math.isfinite(high):
             raise InvalidRequest(f"{name}: {value!r} is not a {number} of {low} or more; choose one")

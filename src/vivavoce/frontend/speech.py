@@ -305,6 +305,20 @@ class Mark:
     cut: bool = False
 
 
+TimedPart = TypeVar("TimedPart", Mark, Word)
+
+
+def moved(one: TimedPart, characters: int, seconds: float) -> TimedPart:
+    """Shift a mark or a word by this number of characters and seconds."""
+    return replace(
+        one,
+        start_character=one.start_character + characters,
+        end_character=one.end_character + characters,
+        start_s=one.start_s + seconds,
+        end_s=one.end_s + seconds,
+    )
+
+
 def marks_of(
     text: str, spans: Sequence[tuple[int, int]], samples: Sequence[int], sample_rate: int, cut: Sequence[bool] = ()
 ) -> tuple[Mark, ...]:

@@ -7,10 +7,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +21,11 @@ from vivavoce.frontend.audio.encode import AudioFormat, encode_whole, parse_form
 from vivavoce.frontend.audio.tag import AudioTag, new_tag
 from vivavoce.frontend.delivery import delivery_of
 from vivavoce.frontend.front_end import PlannedSegment
-from vivavoce.frontend.speech import Delivery, Mark, marks_of
+from vivavoce.frontend.speech import Delivery, Mark, marks_of, moved
 from vivavoce.frontend.word_times import WordTimer
 
 _LOOK_S = 0.01
 """Seconds between two checks whether the engine is done, while another thread can cancel the request."""
-TimedPart = TypeVar("TimedPart", Mark, Word)
 _PLAYERS = ("ffplay -nodisp -autoexit -loglevel error", "pw-play", "paplay", "aplay -q", "afplay", "mpv --no-video")
 
 
@@ -126,17 +124,6 @@ class Speech:
         """Show an audio player in a notebook."""
         content = base64.b64encode(self.to_bytes(AudioFormat.MP3)).decode()
         return f'<audio controls src="data:audio/mpeg;base64,{content}"></audio>'
-
-
-def moved(one: TimedPart, characters: int, seconds: float) -> TimedPart:
-    """Shift a mark or a word by this number of characters and seconds."""
-    return replace(
-        one,
-        start_character=one.start_character + characters,
-        end_character=one.end_character + characters,
-        start_s=one.start_s + seconds,
-        end_s=one.end_s + seconds,
-    )
 
 
 @dataclass(frozen=True, eq=False)

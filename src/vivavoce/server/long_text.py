@@ -10,7 +10,7 @@ import regex
 
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import InvalidText, Overloaded
-from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict, joined, moved
 from vivavoce.frontend.speech_backend import SpeechStream
 from vivavoce_textnorm import MAX_TEXT_CHARS, is_speakable
 
@@ -69,12 +69,12 @@ class LongStream:
         self.verdict: Verdict | None = None
 
     async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
-        verdicts, given = list[Verdict](), 0
+        verdicts, given, begins_s = list[Verdict](), 0, 0.0
         for place, (offset, request) in enumerate(self._parts):
             if place:
                 self._current = await self._asked(place)
                 self._next = None
-            segments = 0
+            segments, seconds = 0, 0.0
             async for event in self._current:
                 if isinstance(event, SegmentText):
                     segments = max(segments, event.place + 1)
@@ -83,8 +83,10 @@ class LongStream:
                         self._next = asyncio.ensure_future(self._ask(self._parts[place + 1][1]))
                     yield SegmentText(given + event.place, offset + event.start, offset + event.end)
                 elif isinstance(event, AudioChunk):
-                    yield replace(event, segment=given + event.segment)
-            given += segments
+                    words = tuple(moved(one, offset, begins_s) for one in event.words)
+                    seconds += event.duration_s
+                    yield replace(event, segment=given + event.segment, words=words)
+            given, begins_s = given + segments, begins_s + seconds
             if self._current.verdict is None or self.verdict is not None:
                 return
             verdicts.append(self._current.verdict)
@@ -142,4 +144,5 @@ def _together(verdicts: Sequence[Verdict]) -> Verdict:
         if any(one.speech_tokens is None for one in verdicts)
         else sum(one.speech_tokens or 0 for one in verdicts),
         warnings=tuple(dict.fromkeys(line for one in verdicts for line in one.warnings)),
+        delivery=joined([one.delivery for one in verdicts if one.delivery is not None]),
     )

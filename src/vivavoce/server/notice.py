@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import StageFailed, VivavoceError
-from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict, moved
 from vivavoce.frontend.speech_backend import SpeechBackend, SpeechStream
 
 Samples = NDArray[np.float32]
@@ -84,8 +84,5 @@ class NoticedStream:
                 yield AudioChunk(self._notice, self.sample_rate, segment=NO_SEGMENT)
                 is_first = False
             if isinstance(event, AudioChunk) and event.words:
-                words = tuple(
-                    replace(one, start_s=one.start_s + late_s, end_s=one.end_s + late_s) for one in event.words
-                )
-                event = replace(event, words=words)
+                event = replace(event, words=tuple(moved(one, 0, late_s) for one in event.words))
             yield event

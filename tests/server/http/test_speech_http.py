@@ -239,6 +239,14 @@ ENDINGS = {"raises": {}, "cancelled": {"ends_with": CANCELLED}, "error": {"ends_
 """What a stand-in's stream does that is over too early."""
 
 
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_each_end_of_a_request_is_told(reason: FinishReason) -> None:
+    speaker = FakeBackend(fails_after=1, ends_with=Verdict(reason, 0.1, 0, 1, "engine: it broke", "engine_stopped"))
+    with serving(build_app, lambda: make_state(speaker)) as server:
+        answer = speech(server, stream_format="sse")
+        assert verdict_of(server, answer)["finish_reason"] == reason.value
+
+
 @pytest.mark.parametrize("fields", [{"response_format": "wav"}, {"stream_format": "sse"}], ids=["wav", "sse"])
 @pytest.mark.parametrize(
     ("speaker", "status", "code", "retry_after"),

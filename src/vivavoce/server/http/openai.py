@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import parse_format
-from vivavoce.frontend.speech import Mode
+from vivavoce.frontend.speech import FinishReason, Mode
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.http.app_state import (
     TIMEOUT,
@@ -83,7 +83,7 @@ class RequestEntry(BaseModel):
     status: Literal["running", "finished"]
     door: str = Field(description="The protocol of the request.")
     created: int
-    finish_reason: Literal["stop", "length", "cancelled", "error"] | None
+    finish_reason: FinishReason | None
     audio_seconds: float = Field(description="Seconds of delivered audio.")
     segments_spoken: int
     segments_given: int
@@ -154,7 +154,7 @@ def _entry(entry: RequestRecord) -> RequestEntry:
         status=entry.status,
         door=entry.protocol,
         created=int(entry.started),
-        finish_reason=None if entry.reason is None else entry.reason.value,
+        finish_reason=entry.reason,
         audio_seconds=round(entry.audio_s, 6),
         segments_spoken=entry.segments_spoken,
         segments_given=entry.segments_given,

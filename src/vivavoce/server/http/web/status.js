@@ -178,8 +178,8 @@ function factor({ wallS, heardS }) {
 }
 
 /** @type {Record<string, string>} */
-const OUTCOMES = { stop: "whole", length: "too long", cancelled: "stopped by listeners", error: "failed",
-  refused: "refused" };
+const OUTCOMES = { stop: "whole", length: "too long", incomplete: "words missing", cancelled: "stopped by listeners",
+  error: "failed", refused: "refused" };
 
 /** @param {Map<string, number>} counts */
 function outcomes(counts) {

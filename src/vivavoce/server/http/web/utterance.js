@@ -9,7 +9,9 @@ import { speak } from "./speech.js";
 
 /** @typedef {"idle" | "waiting" | "playing" | "paused" | "finished" | "failed"} State */
 /** @typedef {{name: string, rate: number}} Model */
-/** @typedef {"finished" | "length" | "cancelled" | "cut" | "error"} Ending */
+/** @typedef {"finished" | "length" | "incomplete" | "cancelled" | "cut" | "error"} Ending */
+/** Reasons of an end after which the speech is no failure. */
+const KEPT = ["length", "incomplete", "cancelled"];
 
 /** Milliseconds for which a busy server is asked again. */
 const MOST_WAIT_MS = 180_000;
@@ -177,9 +179,10 @@ export class Utterance {
 
   /** @param {import("./speech.js").Verdict} verdict */
   judge({ finish_reason: reason, error, request_id: requestId = "" }) {
-    this.ending = reason === "stop" ? "finished" : reason === "length" || reason === "cancelled" ? reason : "error";
+    this.ending = reason === "stop" ? "finished" : KEPT.includes(reason) ? /** @type {Ending} */ (reason) : "error";
     if (reason === "length")
       this.trouble = t("A sentence was cut at the longest that the model speaks: split it, or throw the dice.");
+    if (reason === "incomplete") this.trouble = t("Some words seem to be missing: listen again, or throw the dice.");
     if (reason === "cancelled") this.trouble = t("The server ended the speech early; what arrived is kept.");
     if (this.ending === "error") {
       const said = error?.message ?? t("The speech failed in the middle.");
