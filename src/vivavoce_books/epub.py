@@ -63,7 +63,10 @@ class _Archive:
     def xml(self, name: str) -> ElementTree.Element:
         text = self.text(name)
         if "<!ENTITY" in text:
-            raise InvalidRequest(f"book: {name!r} in {self.label} defines entities (<!ENTITY), which are not read")
+            raise InvalidRequest(
+                f"book: {name!r} in {self.label} defines entities (<!ENTITY), which are not read; write their text "
+                "instead"
+            )
         try:
             return ElementTree.fromstring(text)
         except (ElementTree.ParseError, ValueError) as error:

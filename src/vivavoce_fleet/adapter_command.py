@@ -29,8 +29,11 @@ class AskedServer:
     key: str | None = flag("API key of the server.", "KEY", envvar="VIVAVOCE_API_KEY")
     model: str = flag("One of the server's models.  [default: its default model]", "NAME", "-m", default="")
 
-    def ask(self, method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
-        """Send a request and return the answer. InvalidRequest: the server does not answer, or refuses the request."""
+    def ask(self, method: str, path: str, body: dict[str, str] | None = None, *, keys: str = "") -> dict[str, Any]:
+        """Send a request and return the answer. keys: names that the answer must have, with spaces between them.
+
+        InvalidRequest: the server does not answer, refuses the request, or is another program.
+        """
         import httpx
 
         from vivavoce_hub.download import open_client, proxy_note
@@ -56,7 +59,7 @@ class AskedServer:
             raise InvalidRequest(
                 f"server: {self.server} answers {answer.status_code}, but not as vivavoce does; check the address"
             ) from None
-        if not isinstance(told, dict):
+        if not isinstance(told, dict) or not told.keys() >= set(keys.split()):
             raise InvalidRequest(f"server: {self.server} does not answer as vivavoce does; check the address")
         return told
 
@@ -67,7 +70,7 @@ _NAME = argument("The adapter's name in requests.", "NAME", default=REQUIRED)
 @command(app, "vivavoce adapter list", "vivavoce adapter list --model mine --json", name="list")
 def list_(at: AskedServer, as_json: JsonOption = False) -> None:
     """List the adapters that requests may name."""
-    found = at.ask("GET", _PATH)["data"]
+    found = at.ask("GET", _PATH, keys="data")["data"]
     if as_json:
         print_json(found)
     elif found:
@@ -88,7 +91,7 @@ def add(
     quiet: QuietOption = False,
 ) -> None:
     """Load an adapter into all engines of a model. The API key needs may_publish."""
-    told = at.ask("POST", _PATH, {"name": name, "folder": folder, "model": at.model})
+    told = at.ask("POST", _PATH, {"name": name, "folder": folder, "model": at.model}, keys="rank size_bytes")
     size = size_text(told["size_bytes"])
     Reporter(quiet).report(f"adapter {name!r} is loaded (rank {told['rank']}, {size}); requests may name it")
 

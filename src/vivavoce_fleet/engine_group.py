@@ -277,7 +277,7 @@ class EngineGroup:
 
     @property
     def costs(self) -> Any:
-        return self._all("costs")[0]
+        return self._any("costs")
 
     def close(self) -> None:
         for one in self._engines.values():

@@ -41,7 +41,7 @@ STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0
 _BREAK = (
     rf"<break(?:\s+(?:time\s*=\s*(?P<quote>[\"'])\+?{SECONDS}(?P=quote)"
     r"|time\s*=\s*(?P<quote>[\"'])(?P<wrong>(?=\D*\d)[^\"'<>\n]{1,40})(?P=quote)"
-    r"|strength\s*=\s*(?P<quote>[\"'])(?P<strength>none|x?-?(?:weak|strong)|medium)(?P=quote)))?\s*/?>(?:\s*</break>)?"
+    r"|strength\s*=\s*(?P<quote>[\"'])(?P<strength>none|(?:x-)?(?:weak|strong)|medium)(?P=quote)))?\s*/?>(?:\s*</break>)?"
 )
 _BRACKET = compiled(rf"\[(?:pause(?: | ?[:=] ?){SECONDS}|(?P<how>{HOW}): ?(?P<content>[^\[\]\n]{{1,100}}))\]|{_BREAK}")
 OPEN_BRACKET = compiled(

@@ -63,21 +63,30 @@ def test_a_key_is_sent(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 class Other(BaseHTTPRequestHandler):
     """Answers as no server of ours does."""
 
+    body = b"<html>"
+
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b"<html>")
+        self.wfile.write(self.body)
+
+    def do_POST(self) -> None:
+        self.do_GET()
 
     def log_message(self, *_: object) -> None: ...
 
 
-def test_an_address_that_is_no_server_of_ours_is_told(run: Run) -> None:
+def test_an_address_that_is_no_server_of_ours_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'tts:8880' is not an address" in run("adapter list --server tts:8880").error
     assert "cannot be reached" in run("adapter list --server http://127.0.0.1:9").error
     with HTTPServer(("127.0.0.1", 0), Other) as other:
         Thread(target=other.handle_request, daemon=True).start()
         at = f"http://127.0.0.1:{other.server_port}"
         assert "not as vivavoce does" in run(f"adapter list --server {at}").error
+        monkeypatch.setattr(Other, "body", b'{"models": []}')
+        for asked in (f"adapter list --server {at}", f"adapter add brand --server {at}"):
+            Thread(target=other.handle_request, daemon=True).start()
+            assert "does not answer as vivavoce does; check the address" in run(asked).error
 
 
 def test_the_proxy_of_the_environment_is_named(run: Run, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:

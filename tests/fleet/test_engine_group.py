@@ -211,3 +211,5 @@ def test_an_engine_that_ends_takes_what_it_had_and_the_other_goes_on(both: Vivav
         both.speak(TEXTS[0])
     with pytest.raises(EngineStopped, match="load the model again"):
         both.speak(TEXTS[0])
+    with pytest.raises(EngineStopped):
+        _ = both.costs

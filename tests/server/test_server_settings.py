@@ -309,6 +309,7 @@ def settings(**sections: dict[str, Any]) -> ServerSettings:
     [
         ({}, None),
         ({"server": {"grpc_port": 8880}}, "server.grpc_port: 8880 is server.port already"),
+        ({"server": {"health_port": 8880}}, "server.health_port: 8880 is server.port already"),
         ({"server": {"legacy": True, "legacy_port": 1, "grpc_port": 1}}, "server.grpc_port: 1 is server.legacy_port"),
         ({"server": {"legacy": False, "legacy_port": 8880}}, None),
         ({"server": {"legacy": True, "port": 0, "legacy_port": 0, "grpc_port": 0}}, None),

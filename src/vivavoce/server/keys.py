@@ -86,7 +86,7 @@ class KeyRing:
         """Return the principal of a key by its name, for clients that send no key. Unauthorized: unknown or expired."""
         if self._path is None:
             return ANONYMOUS
-        unknown = f"API key: the setting of this port names {name!r}, which does not exist; add this key"
+        unknown = f"API key: there is no key named {name!r}; `vivavoce keys add {name}` makes one"
         return self._find(name, lambda entry: entry.name, unknown)
 
     def refresh(self) -> None:

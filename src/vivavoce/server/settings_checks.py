@@ -22,7 +22,7 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
     """Yield a line for each contradiction between settings; it begins with a setting's name."""
     server, model = settings.server, settings.model
     taken: dict[int, str] = {}
-    for name in ("port", *(["legacy_port"] if server.legacy else []), "grpc_port", "wyoming_port"):
+    for name in ("port", *(["legacy_port"] if server.legacy else []), "grpc_port", "wyoming_port", "health_port"):
         if (port := getattr(server, name)) in taken:
             yield f"server.{name}: {port} is server.{taken[port]} already; give each its own"
         elif port:
