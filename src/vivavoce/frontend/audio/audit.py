@@ -14,14 +14,15 @@ from vivavoce.frontend.audio.samples import Audio, Levels, levels_of
 MAX_CLIPPED = 0.001
 """A recording counts as clipped if more than this fraction of its samples is at the peak."""
 LEAST_DB, LEAST_OVER_NOISE_DB = -45.0, 15.0
-"""Limits of a good recording, in dB: the level of its speech, and the distance from speech to noise."""
+"""Minima of a good recording: the level of its speech in dB of full scale, and speech level minus noise level in dB."""
 LEAST_SPEECH_S, MOST_SPEECH_S, LONGEST_PAUSE_S = 2.0, 12.0, 1.5
 TELEPHONE_HZ, TELEPHONE_DB = 4_400, -33.0
 """A recording is narrow-band if its energy above `TELEPHONE_HZ`, relative to all energy, is below `TELEPHONE_DB`."""
 TONAL_DB, TONAL_LINES = 12.0, 2
-"""A recording has hum or music if `TONAL_LINES` spectral peaks between words stand out by more than `TONAL_DB`."""
+"""A recording has hum or music if, between the words, its spectrum has at least `TONAL_LINES` peaks that are more than
+`TONAL_DB` above the levels around them."""
 RATES = (2.0, 30.0), (1.0, 12.0)
-"""Fewest and most letters per second of speech; the second pair is for Chinese, Japanese and Korean."""
+"""Fewest and most letters of a transcript per second of speech; the second pair is for Chinese, Japanese and Korean."""
 _WIDE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _LETTER = regex.compile(r"[\p{L}\p{N}]")
 _WINDOW_S = 0.064
@@ -33,9 +34,8 @@ Values = NDArray[np.floating[Any]]
 class Audit:
     """Measurements of a recording. level_db, noise_db: level of the speech and of the pauses, in dB of full scale.
     clipped: fraction of clipped samples. speech_s: seconds of speech without pauses. pause_s: seconds of the longest
-    pause. cut_s: the best position to cut a long recording: its longest pause before `MOST_SPEECH_S`. warnings: one
-    line for each problem, with advice.
-    """
+    pause. cut_s: position in seconds where a recording with too much speech should end, see `_cut`; None if the speech
+    is short enough, or has no such pause. warnings: one line for each problem, with advice."""
 
     duration_s: float
     speech_s: float
@@ -50,8 +50,8 @@ class Audit:
 def audit(
     audio: Audio, transcript: str = "", advised_s: float = MOST_SPEECH_S, *, levels: Levels | None = None
 ) -> Audit:
-    """Audit a checked recording. transcript: its text, or "" if unknown. advised_s: seconds of the longest advised
-    speech. levels: the recording's levels, if they are already measured."""
+    """Measure a recording that has passed `check_reference`. transcript: its text, or "" if unknown. advised_s: a
+    warning follows if the speech lasts more seconds. levels: the recording's levels, if they are already measured."""
     levels, size = levels or levels_of(audio), np.abs(audio.samples)
     speaks, peak = np.flatnonzero(levels.speaks), float(size.max())
     clipped = float(np.mean(size > 0.999 * peak)) if peak > 0.99 else 0.0
@@ -120,7 +120,8 @@ def _of_transcript(transcript: str, speech_s: float) -> list[str]:
 
 
 def _cut(speaks: Places, gaps: Places) -> float | None:
-    """The middle, in seconds, of the longest pause between 3 s and `MOST_SPEECH_S` after speech begins; or None."""
+    """Find the longest pause, at least 0.1 s, that begins 3 s to `MOST_SPEECH_S` after the speech begins. Return its
+    middle in seconds of the recording, or None."""
     begin = (speaks - speaks[0]) / 100
     near = np.flatnonzero((gaps >= 10) & (begin[:-1] > 3.0) & (begin[:-1] < MOST_SPEECH_S))
     if not len(near):
@@ -130,7 +131,8 @@ def _cut(speaks: Places, gaps: Places) -> float | None:
 
 
 def _spectra(audio: Audio, chosen: NDArray[np.bool_]) -> tuple[Values, Values]:
-    """Power spectra [windows, bins] of windows inside chosen frames of 10 ms, and the bins' frequencies in hertz."""
+    """Return the power spectra [windows, bins] of windows of 64 ms that lie in chosen frames (bool, one for each
+    10 ms), and the frequencies [bins] in hertz."""
     size, hop = int(_WINDOW_S * audio.sample_rate), audio.sample_rate // 100
     frames = size // hop + 1
     whole = np.convolve(chosen, np.ones(frames), "valid") > frames - 0.5
@@ -149,7 +151,7 @@ def _is_narrow(audio: Audio, levels: Levels) -> bool:
 
 
 def _lines(audio: Audio, levels: Levels) -> int:
-    """Number of spectral peaks from 100 to 4,000 Hz between the words; 0 if the sound there is far below the speech."""
+    """Count the spectral peaks from 100 to 4,000 Hz between the words; 0 if the noise is 40 dB below the speech."""
     if levels.speech - levels.noise > 40.0:
         return 0
     power, hertz = _spectra(audio, ~levels.speaks & (levels.frames > levels.speech - 60.0))

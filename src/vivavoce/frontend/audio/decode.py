@@ -24,15 +24,15 @@ MAX_DECODE_S = 600.0
 _READ_BYTES = 1 << 20
 _BLOCK_VALUES = 1 << 18
 _TOLERANCE_S = 0.1
-"""Tolerance for the padding of encoders, which headers count in different ways. A file counts as cut off if it is
-shorter than its header says, by more than this tolerance; a recording may exceed its maximum duration by it."""
+"""Tolerance in seconds, because headers count the padding of encoders in different ways. A file counts as cut off if it
+is shorter than its header says by more than this. A recording may exceed its maximum duration by this much."""
 
 _MALFORMED = 3
 """SF_ERR_MALFORMED_FILE: libsndfile knows the format, but the file is damaged."""
 _LONGEST = 1 << 48
-"""Numbers of frames above this mean that the length is unknown (libsndfile's SF_COUNT_MAX)."""
+"""If libsndfile gives more frames than this (its SF_COUNT_MAX), it does not know the file's length."""
 _UNKNOWN_BYTES = 0x7FF00000
-"""Chunk sizes of at least this mean that the length is unknown; programs that write a WAV stream use them."""
+"""A chunk size of at least this many bytes means an unknown length: programs that write a WAV stream put it there."""
 
 _AV_FORMATS = "aac,ac3,aiff,amr,ape,asf,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,tta,w64,wav,wv"
 """Allowed containers of FFmpeg. Playlists (concat, hls, dash) must not be added: they make FFmpeg open other files and
@@ -97,10 +97,10 @@ def decode_audio(
 
 
 def read_source(source: str | Path | bytes | BinaryIO, field: str) -> tuple[bytes, str]:
-    """Read all of `source`, at most `MAX_FILE_BYTES`. Also return its label for error messages: field and file name.
+    """Read all of `source`, and return its bytes and its label for error messages: `field` and the file's name.
 
-    InvalidAudio: it is missing, a directory, unreadable, empty, too large, or an object that cannot be read.
-    """
+    Raises InvalidAudio if `source` is missing, a directory, unreadable, empty, larger than `MAX_FILE_BYTES`, or not a
+    path, bytes or file."""
     name = source if isinstance(source, (str, Path)) else getattr(source, "name", None)
     shown = repr(os.path.basename(name) or str(name)) if isinstance(name, (str, Path)) else "the given data"
     label = f"{field}: {shown}"
@@ -111,7 +111,7 @@ def read_source(source: str | Path | bytes | BinaryIO, field: str) -> tuple[byte
     elif hasattr(source, "read"):
         try:
             data = _read_bounded(source, label)
-        except (OSError, ValueError) as error:  # it is closed, or open for writing
+        except (OSError, ValueError) as error:  # the file is closed, or open for writing
             raise InvalidAudio(f"{label} cannot be read ({error}); give a file that is open in mode 'rb'") from None
     else:
         raise InvalidAudio(
@@ -143,7 +143,7 @@ def _read_path(path: str | Path, label: str) -> bytes:
 
 
 def _read_bounded(file: BinaryIO, label: str) -> bytes:
-    """Read until the end, or just past the limit, in a loop, since pipes and sockets may return short reads."""
+    """Read until the file's end or just past the limit, in a loop: a read from a pipe may return less than it has."""
     data = bytearray()
     while len(data) <= MAX_FILE_BYTES and (piece := file.read(_READ_BYTES)):
         if not isinstance(piece, bytes):
@@ -153,7 +153,7 @@ def _read_bounded(file: BinaryIO, label: str) -> bytes:
 
 
 def _drain(track: _Track, limit_s: float, label: str) -> Samples:
-    """Decode all samples of a track. InvalidAudio: it is cut off, is longer than `limit_s`, or has a wrong rate."""
+    """Decode all samples of a track. Raises InvalidAudio if it is cut off, longer than `limit_s` or of a wrong rate."""
     rate, promised = track.sample_rate, track.promised_samples
     check_rate(rate, label)
     too_long = "{} lasts {}; the limit is {:g} s; cut it to the part that is needed"
@@ -186,7 +186,7 @@ def _drain(track: _Track, limit_s: float, label: str) -> Samples:
 class _SeekableBytes(io.BytesIO):
     """A binary file in memory that ignores a seek to before its start.
 
-    libsndfile makes such seeks in damaged files; an exception in its callback would be printed to stderr.
+    In damaged files, libsndfile makes such seeks; an exception from `seek` would be printed to stderr.
     """
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -205,8 +205,8 @@ def _open_soundfile(data: bytes) -> _Track | None:
             raise _BrokenTrackError(error.error_string) from None
         return None
     unknown_length = file.frames > _LONGEST
-    # soundfile seeks after each block, which libFLAC refuses in a stream of unknown length. Of Ogg streams that follow
-    # each other in one file, each with a page that begins so, libsndfile reads the first only.
+    # FFmpeg has to read two kinds of files. In a FLAC stream of unknown length, libFLAC refuses the seek that soundfile
+    # makes after each block. In an Ogg file of several streams (pages with flag 2), libsndfile reads only the first.
     if (file.format == "FLAC" and unknown_length) or (file.format == "OGG" and data.count(b"OggS\0\2") > 1):
         file.close()
         return None
@@ -229,7 +229,7 @@ def _soundfile_blocks(file: soundfile.SoundFile) -> _Blocks:
 
 
 def share_present(data: bytes) -> float:
-    """The number of sample bytes in a WAV or AIFF file, as a fraction, in (0, 1], of the number that its header states.
+    """Return the fraction, in (0, 1], of a WAV or AIFF file's sample bytes, as stated in its header, that is present.
 
     libsndfile silently shortens a truncated file; only the size of its sample chunk shows that samples are missing. The
     result is 1.0 for all other formats, and if the header marks the length as unknown.
@@ -240,7 +240,7 @@ def share_present(data: bytes) -> float:
 
 
 def with_length(data: bytes) -> bytes:
-    """The file; if it is a WAV stream with the length 0 in its header, the true length is inserted."""
+    """Return the file's bytes; if it is a WAV stream with the length 0 in its header, write the true length there."""
     begin, size = _sample_bytes(data)
     if size or begin == len(data) or data[:4] != b"RIFF":
         return data
@@ -254,7 +254,7 @@ def _are_chunks(data: bytes, begin: int) -> bool:
     while begin + 8 <= len(data) and data[begin : begin + 4].strip().isalnum():
         (size,) = struct.unpack_from("<I", data, begin + 4)
         begin += 8 + size + size % 2
-    return begin in (len(data), len(data) + 1)  # the last one may lack its padding
+    return begin in (len(data), len(data) + 1)  # the last chunk may lack its padding byte
 
 
 def _sample_bytes(data: bytes) -> tuple[int, int]:
@@ -276,9 +276,9 @@ def _sample_bytes(data: bytes) -> tuple[int, int]:
 
 
 def mp3_has_index(data: bytes) -> bool:
-    """Whether an MP3 file begins with a Xing or Info frame, which stores the number of frames.
+    """Return whether an MP3 file begins with a Xing or Info frame, which stores the number of frames.
 
-    Otherwise, its length can only be estimated from the first frame's bit rate.
+    Without this frame, the file's length can only be estimated from the first frame's bit rate.
     """
     start = 0
     if data[:3] == b"ID3" and len(data) >= 10:
@@ -327,9 +327,9 @@ def _av_blocks(container: Any, stream: Any) -> _Blocks:
 
 
 def _mix_to_mono(channels: Samples) -> tuple[Samples, Samples]:
-    """The mean of all channels [n] and the first channel [n] of a block [channels, n].
+    """Return the mean of all channels [n] and the first channel [n] of a block [channels, n].
 
-    The sum of channels overflows in damaged float files; the resulting infinite samples are refused later.
+    In damaged float files, the sum of the channels may overflow; `check_finite` refuses these infinite samples later.
     """
     first = np.ascontiguousarray(channels[0])
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,9 +1,9 @@
 """Decodes clients' recordings in a separate, sandboxed process, which contains no secrets and can open no files.
 
 Decoders are large C libraries. A malicious recording can only attack a process that has neither the model nor voices.
-The process talks over a socket, its standard input. A request is a line of JSON (the audio's name in messages, maximum
-seconds, number of bytes), then the file's bytes. The answer is a line of JSON (sample rate, number of bytes, error),
-then float32 samples. The parent checks each answer, because the process might be compromised.
+The process's standard input is a socket, which carries requests and answers. A request is a line of JSON (the audio's
+name in messages, maximum seconds, number of bytes), then the file's bytes. The answer is a line of JSON (sample rate,
+number of bytes, error), then float32 samples. The parent checks each answer: an attacker may control the process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AMR = b"#!AMR\n" + (b"\x04" + bytes(12)) * 8
 class DecodingProcess:
     """Runs `decode_audio` in the process that `command` starts. Thread-safe; decodes one recording at a time.
 
-    The process is replaced if it ends, takes too long, or sends an invalid answer.
+    If the process ends, takes too long, or sends an invalid answer, a new process replaces it.
     """
 
     def __init__(self, command: tuple[str, ...] = python_command(__name__)) -> None:
@@ -97,7 +97,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
 
 
 def _exchange(connection: socket.socket, data: bytes, field: str, limit_s: float) -> Audio:
-    """Send a recording and return its samples. Errors other than InvalidAudio mean that the process is broken."""
+    """Send a recording and return its samples. After any error except InvalidAudio, the process must be replaced."""
     connection.sendall(json.dumps([field, limit_s, len(data)]).encode() + b"\n" + data)
     with connection.makefile("rb") as answers:
         rate, length, error = json.loads(answers.readline(_MAX_LINE))

@@ -1,4 +1,4 @@
-"""Encodes speech into an audio file, either whole or chunk by chunk while the speech is being made."""
+"""Encodes finished speech into an audio file, or a stream of speech chunk by chunk."""
 
 from __future__ import annotations
 
@@ -55,11 +55,10 @@ _BARE = {AudioFormat.PCM: "pcm", AudioFormat.ULAW: "PCMU", AudioFormat.ALAW: "PC
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """Format of the audio that a listener receives.
+    """Format of the audio that a listener receives. Raises InvalidRequest if its sample rate or bitrate is not allowed.
 
-    sample_rate: hertz, one of `SAMPLE_RATES`; None: the speech's own rate, but 8000 for ulaw and alaw, as telephones
-    need. bitrate: bits per second; None: the codec's default. gain: factor that multiplies all samples. InvalidRequest:
-    the sample rate or the bitrate is not allowed.
+    sample_rate: hertz, one of `SAMPLE_RATES`; None means the speech's own rate, but 8000 for ulaw and alaw, as
+    telephones need. bitrate: bits per second; None means the codec's default. gain: factor that multiplies all samples.
     """
 
     codec: AudioFormat
@@ -83,7 +82,7 @@ class OutputFormat:
             )
 
     def rate_of(self, speech_rate: int) -> int:
-        """The output's sample rate in hertz; speech_rate: the sample rate of the speech."""
+        """Return the output's sample rate in hertz; speech_rate: the sample rate of the speech."""
         if self.sample_rate is None and self.codec in (AudioFormat.ULAW, AudioFormat.ALAW):
             return 8_000
         return self.sample_rate or speech_rate
@@ -104,11 +103,11 @@ class OutputFormat:
 
 
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="encoder")
-"""Threads that encode for all streams. They run in parallel, because FFmpeg releases the GIL."""
+"""Four threads that encode for all streams. They run in parallel, because FFmpeg releases the GIL."""
 
 
 async def encode(encoder: Encoder, samples: Samples | None) -> bytes:
-    """Encode samples [n]; None: finish the file. Slow encoders such as mp3 run in a thread, not in the event loop."""
+    """Encode samples [n], or finish the file if `samples` is None. Slow encoders such as mp3 run in a thread."""
     work = encoder.finish if samples is None else partial(encoder.encode, samples)
     return work() if encoder.is_instant else await asyncio.get_running_loop().run_in_executor(_THREADS, work)
 
@@ -121,7 +120,7 @@ _SUFFIXES = {f".{format.value}": format for format in AudioFormat} | {
 
 
 def parse_format(name: str, sample_rate: int | None = None, field: str = "response_format") -> OutputFormat:
-    """The output format for a request's `response_format` and `sample_rate`. InvalidRequest: one of them is unknown."""
+    """Return the output format of this name and sample rate. Raises InvalidRequest if one of them is unknown."""
     try:
         return OutputFormat(AudioFormat(name), sample_rate)
     except ValueError:
@@ -130,9 +129,9 @@ def parse_format(name: str, sample_rate: int | None = None, field: str = "respon
 
 
 def format_of(path: str | os.PathLike[str]) -> AudioFormat:
-    """The format for the suffix of `path` in any letter case. A path without a suffix, such as a device, means WAV.
+    """Return the format for the suffix of `path` in any letter case; WAV if it has no suffix, such as a device.
 
-    InvalidRequest: the suffix names no supported format, or `path` is not a path.
+    Raises InvalidRequest if the suffix names no supported format, or `path` is not a path.
     """
     check_kind("output", path, str | os.PathLike, "give the name of a file, such as speech.wav")
     suffix = PurePath(path).suffix.lower()
@@ -185,7 +184,9 @@ def open_encoder(
 def encode_whole(
     format: AudioFormat, samples: Samples, sample_rate: int, to_rate: int | None = None, tag: AudioTag | None = None
 ) -> bytes:
-    """The bytes of a whole file, with the length in its header; raises as `open_encoder` and `Encoder.encode`."""
+    """Return the bytes of a whole file, with its length in the header. Raises as `open_encoder` and `Encoder.encode`.
+
+    samples: [n] float32 at `sample_rate` (hertz). to_rate: the sample rate in the file, if it differs."""
     with closing(open_encoder(format, sample_rate, to_rate=to_rate, tag=tag)) as encoder:
         content = encoder.encode(samples) + encoder.finish()
         header = encoder.whole_header()
@@ -197,8 +198,8 @@ def write_audio(
 ) -> None:
     """Write mono `samples` [n], float32, at `sample_rate` (hertz) to a file. to_rate: the sample rate in the file.
 
-    The path's suffix chooses the format (see `format_of`). A regular file is replaced atomically, also if the
-    path is a symbolic link to it; devices and pipes are written directly.
+    The path's suffix chooses the format (see `format_of`). A regular file is replaced atomically, also if `target` is a
+    symbolic link to the file; devices and pipes are written directly.
 
     Raises:
         InvalidRequest: an unknown rate or suffix; the path's folder is missing; the path is a folder or not writable.

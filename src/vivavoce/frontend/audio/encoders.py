@@ -29,17 +29,17 @@ _PAGE_PACKETS = 42
 _STARTS_FILE, _ENDS_FILE = 2, 4
 _MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _CROSSINGS, _ROLLOFF, _BETA = 48, 0.945, 9.0
-"""Half the filter's length in zero crossings, its cutoff as a fraction of the lower Nyquist frequency, and β of its
-Kaiser window. Aliases are attenuated by 90 dB."""
+"""Half the resampler's filter length in zero crossings, its cutoff as a fraction of the lower Nyquist frequency, and β
+of its Kaiser window. Aliases are attenuated by 90 dB."""
 _STEP = 96
-"""Minimum number of input samples in a step: a step is one matrix product, faster than a filter for each sample."""
+"""Minimum number of input samples in a step of the resampler. A step is one matrix product: large ones are faster."""
 
 
 class Resampler:
     """Resamples a stream piece by piece; the result does not depend on the size of the pieces.
 
-    It is a polyphase filter: a sinc with a Kaiser window. The filter delays output by 6 to 11 ms (soxr's streams: 37 to
-    75 ms), but does not shift the samples in time.
+    It is a polyphase filter: a sinc with a Kaiser window. A sample comes out 6 to 11 ms after it went in (with soxr's
+    streams 37 to 75 ms), but its time in the output is the time that it had in the input.
     """
 
     def __init__(self, from_rate: int, to_rate: int) -> None:
@@ -71,7 +71,7 @@ class Resampler:
 
 @lru_cache(maxsize=16)
 def _kernels(old: int, new: int) -> Samples:
-    """Kernels [old + 2·half, new]: column j gives the output sample at position j · old/new in `old` input samples."""
+    """Return kernels [old + 2·half, new] for `old` input and `new` output samples: column j gives output sample j."""
     cutoff = _ROLLOFF * min(1.0, new / old)
     half = math.ceil(_CROSSINGS / cutoff)
     distances = np.arange(-half, old + half)[:, None] - np.arange(new)[None] * (old / new)
@@ -102,7 +102,7 @@ class Encoder:
         self._ended = False
 
     def encode(self, samples: Samples) -> bytes:
-        """Take mono samples [n], n >= 0, float32, ±1 full scale; return all bytes that are complete now.
+        """Take mono samples [n], n >= 0, float32, full scale ±1; return all bytes that are complete now.
 
         The first bytes contain the file's header. For wav and flac, the first call returns it even without samples.
 
@@ -158,10 +158,10 @@ class Encoder:
 
 
 def wav_header(sample_rate: int, num_samples: int | None, tag: AudioTag | None = None) -> bytes:
-    """The header of a WAV file with `num_samples` little-endian int16 mono samples: 44 bytes, and the tag's chunk.
+    """Return the header of a WAV file of `num_samples` little-endian int16 mono samples: 44 bytes and the tag's chunk.
 
-    num_samples: None: the length is not known yet. Then, or for files over 4 GiB, both sizes become 0xFFFFFFFF, which
-    players understand as "until the end". The tag is before the samples: after them, players might play it as audio.
+    If `num_samples` is None (not known yet), or the file exceeds 4 GiB, both sizes in the header are 0xFFFFFFFF, which
+    players understand as "until the end". Thus the tag must be before the samples: else players might play the tag.
     """
     largest, sample_bytes, pcm, channels = 0xFFFFFFFF, 2, 1, 1
     info = info_chunk(tag) if tag else b""
@@ -182,7 +182,7 @@ class WavEncoder(Encoder):
 
 
 class UlawEncoder(Encoder):
-    """μ-law (ITU-T G.711): a byte for each sample: its sign, the position of its highest bit, and four bits below."""
+    """μ-law (ITU-T G.711): a byte for each sample has its sign, its highest bit's position and the next four bits."""
 
     def _packets(self, samples: NDArray[np.int16]) -> list[bytes]:
         levels = np.minimum(np.abs(samples.astype(np.int32)), 32_635) + 132
@@ -205,8 +205,8 @@ class AlawEncoder(Encoder):
 class _CodecEncoder(Encoder):
     """Encodes with a codec of FFmpeg, through PyAV; the codec's packets form the file.
 
-    Samples that do not fill a packet wait for the next call. PyAV resamples the audio if the codec does not support its
-    rate (libswresample, one filter for the whole stream).
+    Samples that do not fill a packet wait for the next call of `encode`. If the codec does not support the audio's
+    sample rate, PyAV resamples the audio with libswresample, with one filter for the whole stream.
     """
 
     codec: str
@@ -237,7 +237,7 @@ class _CodecEncoder(Encoder):
         self._begun = False
 
     def close(self) -> None:
-        """Free the codec: its last reference is deleted, which frees FFmpeg's memory."""
+        """Delete the last reference to the codec, which frees FFmpeg's memory."""
         super().close()
         self._context = None
 
@@ -287,7 +287,7 @@ def _one_processor() -> Iterator[None]:
 
 
 class _FrameEncoder(_CodecEncoder):
-    """Writes frames without a container. The tag is written with the first frame: decoders refuse a tag alone."""
+    """Writes frames without a container. The tag comes with the first frame: decoders refuse a file of only a tag."""
 
     def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
         super().__init__(sample_rate, bitrate)
@@ -308,7 +308,7 @@ class AdtsEncoder(_FrameEncoder):
     """AAC with an ADTS header of 7 bytes before each packet (ISO/IEC 14496-3, 1.A.3.2), and an ID3 tag, as in HLS."""
 
     codec, sample_format, default_bitrate = "aac", "fltp", 64_000
-    # The default coder takes twice as long; noise substitution (pns) only helps at lower bitrates than speech gets.
+    # The default coder takes twice as long. Noise substitution (pns) only helps at bitrates below those of speech here.
     options = (("aac_coder", "fast"), ("aac_pns", "0"))
 
     def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
@@ -354,7 +354,7 @@ class FlacEncoder(_CodecEncoder):
 class OggOpusEncoder(_CodecEncoder):
     """Opus packets in Ogg pages (RFC 3533, RFC 7845). A page is written as soon as it has a packet.
 
-    FFmpeg's muxer is not used: it holds each page back until the next one is full, which would add delay.
+    FFmpeg's muxer is not used: it holds each page back until the next page is full, which would add delay.
     """
 
     codec, sample_format, default_bitrate = "libopus", "s16", 48_000

@@ -17,8 +17,8 @@ _ZERO_CROSSINGS = 6
 _ROLLOFF = 0.99
 
 MAX_KERNEL_VALUES = 1 << 20
-"""Maximum number of values in the kernels; beyond it, soxr resamples. Common rates need far fewer (44100 → 16000:
-75,000); 44101 → 24000, which have no common factor, would need 10⁹."""
+"""Maximum number of values in the kernels; if two rates need more, soxr resamples. Common rates need far fewer: 44100
+→ 16000 needs 75,000. But 44101 → 24000, two rates without a common factor, would need 10⁹."""
 
 
 def resample_sinc(samples: Tensor | Samples, from_rate: int, to_rate: int) -> Tensor:
@@ -52,12 +52,12 @@ def _half_width(old: int, new: int) -> int:
 
 @lru_cache(maxsize=8)
 def _sinc_kernels(old: int, new: int) -> Tensor:
-    """Kernels [new, 1, 2·half_width + old]: row j gives the output sample at position j/new in `old` input samples."""
+    """Return kernels [new, 1, 2·half_width + old] for `old` input samples: kernel j gives output sample j of `new`."""
     cutoff = _ROLLOFF * min(old, new)
     half_width = _half_width(old, new)
     positions = torch.arange(-half_width, half_width + old, dtype=torch.float64) / old
-    # torchaudio divides in float32 here, and so does this code. Exact offsets would change samples by only 1e-9, but
-    # the log of mel bins above the source's bandwidth by 2e-3 (22.05 → 24 kHz).
+    # torchaudio divides in float32 here, and so does this code. Exact offsets would change the samples by only 1e-9,
+    # but the log mel bins above the source's bandwidth by 2e-3 (22.05 → 24 kHz).
     offsets = (torch.arange(new, dtype=torch.float32) / new).double()
     crossings = (cutoff * (positions[None] - offsets[:, None])).clamp(-_ZERO_CROSSINGS, _ZERO_CROSSINGS)
     window = torch.cos(crossings * (math.pi / (2 * _ZERO_CROSSINGS))).square()

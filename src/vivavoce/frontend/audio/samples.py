@@ -1,4 +1,4 @@
-"""Decoded audio: float samples, conversion to 16 bits, and checks and improvement of reference recordings."""
+"""Decoded audio: float samples, conversion to 16 bits, and checks, levels and trimming of reference recordings."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ MIN_REFERENCE_S = 0.5
 MAX_REFERENCE_S = 30.0
 """Maximum length of a reference in seconds, which is the official speech tokenizer's limit."""
 MIN_REFERENCE_PEAK = 1e-3
-"""Minimum peak of a reference (-60 dB of full scale); a quieter recording is silent, or its microphone was muted."""
+"""Minimum range of a reference's samples, highest minus lowest; below it, the recording counts as silent."""
 MAX_REFERENCE_PEAK = 100.0
-"""Maximum peak of a reference. Loud recordings slightly exceed ±1; a peak above this means integer-scaled samples."""
+"""Maximum peak of a reference. Loud recordings slightly exceed ±1; a peak above this means samples in integer units."""
 
 CANCELLED = 1e-4
-"""Channels cancel each other if the energy of their mean, relative to the first channel, is below this (-40 dB)."""
+"""Channels cancel each other if the energy of their mean, divided by the first channel's, is below this (-40 dB)."""
 QUIET_DB = -30.0
 """Quieter speech in a reference is amplified to this level (dB of full scale), since synthesis copies the level."""
 KEPT_QUIET_S = 0.2
-"""Seconds of silence that trimming keeps at each end of a reference; speech copies longer silence and loses words."""
+"""Seconds of silence that trimming keeps at each end of a reference. With more silence there, models also speak with
+long silences, and lose words."""
 LEAST_TRIMMED_S = 0.2
 """Minimum number of seconds that trimming removes at an end; if it would remove less, the end stays unchanged."""
 _FRAMES_PER_S = 100
 _LOUDEST_FRAMES = 50
-"""The level of speech is the median of this many loudest frames, which clicks and long pauses hardly change."""
+"""The level of speech is the median level of this many loudest frames (0.5 s); clicks and pauses hardly change it."""
 _LARGEST_CREST_DB = 30.0
-"""Maximum distance from speech level to peak, in dB. A larger measured distance means less than 0.5 s of speech."""
+"""The level of speech is at most this many dB below the peak: a lower median means less than 0.5 s of speech."""
 _RUN_FRAMES = 5
 """Minimum length of a sound that counts as speech, in frames; the click of a mouse is shorter."""
 _NOISE_DB, _NEAR_DB, _FAR_DB = 6.0, 20.0, 40.0
-"""The threshold of speech is 6 dB above the noise, but between 40 dB and 20 dB below the level of the speech."""
+"""A frame is speech if it is 6 dB louder than the noise; this threshold is kept 20 to 40 dB below the speech level."""
 _SCALE, _LARGEST = 32768, 32767
 _KNEE = 0.8
 
@@ -64,7 +65,8 @@ class Audio:
 
 
 def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
-    """Mono audio of (array, rate); array: [n], [channels, n] or [n, channels], float or integer, else InvalidAudio."""
+    """Convert (array, rate) to mono audio. array: [n], [channels, n] or [n, channels], floats or integers; rate: hertz.
+    Raises InvalidAudio for another pair."""
     if len(pair) != 2:
         raise InvalidAudio(f"{field}: {len(pair)} values are not a recording; give (array, rate)")
     array, rate = pair
@@ -89,7 +91,8 @@ def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
 
 
 def audible(mix: NDArray[Any], channel: NDArray[Any]) -> NDArray[Any]:
-    """The mean of all channels [n], or the first channel [n] if they cancel each other (a cable with swapped poles)."""
+    """Return `mix`, the mean of all channels [n]; or `channel`, the first one [n], if the channels cancel each other,
+    as with swapped poles in a cable."""
     with np.errstate(over="ignore", invalid="ignore"):
         return channel if np.dot(mix, mix) < CANCELLED * np.dot(channel, channel) else mix
 
@@ -103,9 +106,9 @@ def amplified(samples: Samples, gain: float) -> Samples:
 
 
 def to_int16(samples: NDArray[np.floating]) -> NDArray[np.int16]:
-    """Multiply by 32768, round to the nearest integer and saturate at ±32767; any shape.
+    """Multiply samples of any shape by 32768, round to the nearest integer and limit to ±32767.
 
-    Decoders divide by the same number, so that 16-bit audio is unchanged by decoding and conversion. ValueError: a
+    Decoders divide by 32768, so 16-bit audio stays the same after decoding and `to_int16`. Raises ValueError if a
     sample is NaN, which a model must not produce.
     """
     unknown = np.isnan(samples)
@@ -116,7 +119,7 @@ def to_int16(samples: NDArray[np.floating]) -> NDArray[np.int16]:
 
 
 def check_rate(rate: int, label: str) -> None:
-    """InvalidAudio: the sample rate is outside of 8000–192000 Hz; `label` begins the message."""
+    """Raise InvalidAudio if the sample rate is outside of 8000–192000 Hz; `label` begins the message."""
     if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
         raise InvalidAudio(
             f"{label} has a sample rate of {rate} Hz; the limits are {MIN_SAMPLE_RATE} and {MAX_SAMPLE_RATE}; "
@@ -125,7 +128,7 @@ def check_rate(rate: int, label: str) -> None:
 
 
 def check_finite(samples: Samples, label: str) -> None:
-    """InvalidAudio: some samples are NaN or infinite; the message has their number, and `label` begins it."""
+    """Raise InvalidAudio, with the number of bad samples, if any is NaN or infinite; `label` begins the message."""
     num_bad = samples.size - int(np.isfinite(samples).sum())
     if num_bad:
         raise InvalidAudio(
@@ -134,9 +137,8 @@ def check_finite(samples: Samples, label: str) -> None:
 
 
 def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
-    """Check that `audio` can be used as a reference. InvalidAudio: it is shorter than 0.5 s, longer than 30 s, silent,
-    far out of scale or not finite, or its rate is outside of 8000–192000 Hz.
-    """
+    """Raise InvalidAudio if `audio` cannot be a reference: it is shorter than 0.5 s, longer than 30 s, silent, far out
+    of scale or not finite, or its rate is outside of 8000–192000 Hz. `field` begins the message."""
     check_rate(audio.sample_rate, f"{field}:")
     if audio.duration_s < MIN_REFERENCE_S:
         raise InvalidAudio(
@@ -150,7 +152,7 @@ def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
         )
     check_finite(audio.samples, field + ":")
     peak = float(np.abs(audio.samples).max())
-    if (span := float(np.ptp(audio.samples))) < MIN_REFERENCE_PEAK:  # a constant is silence
+    if (span := float(np.ptp(audio.samples))) < MIN_REFERENCE_PEAK:  # constant samples are silent, too
         raise InvalidAudio(
             f"{field}: is silent (its samples span {span:.2g}, at least {MIN_REFERENCE_PEAK:g} is needed); "
             "check the microphone and record again"
@@ -163,8 +165,8 @@ def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
 class Levels:
     """The levels of a recording in dB of full scale.
 
-    frames: level of each 10 ms. speech, noise: levels in the whole recording. speaks: for each 10 ms, whether it is
-    speech.
+    frames: level of each frame of 10 ms. speech, noise: level of the speech and of the noise in the whole recording.
+    speaks: whether each frame is speech.
     """
 
     frames: NDArray[np.float64]
@@ -180,17 +182,17 @@ def levels_of(audio: Audio) -> Levels:
     levels = 10 * np.log10(np.square(frames).mean(axis=1) + 1e-30)
     peak = float(np.abs(samples).max())
     speech = max(float(np.median(np.sort(levels)[-_LOUDEST_FRAMES:])), 20 * np.log10(peak) - _LARGEST_CREST_DB)
-    noise = float(np.percentile(levels[levels > speech - 2 * _FAR_DB], 10))  # without digital silence
+    noise = float(np.percentile(levels[levels > speech - 2 * _FAR_DB], 10))  # not of frames of zeros
     quiet = min(max(noise + _NOISE_DB, speech - _FAR_DB), speech - _NEAR_DB)
     runs = np.convolve(levels > quiet, np.ones(_RUN_FRAMES), "valid") > _RUN_FRAMES - 0.5
     return Levels(levels, speech, noise, np.convolve(runs, np.ones(_RUN_FRAMES)) > 0.5)
 
 
 def improved(audio: Audio, *, trim: bool = True, levels: Levels | None = None) -> Audio:
-    """Adjust the level of a checked reference. levels: its levels, if measured. trim: also remove silence at its ends.
+    """Adjust the level of a reference that has passed `check_reference`; also remove silence at its ends if `trim`.
 
     Speech below `QUIET_DB` is amplified, and a recording with samples beyond ±1 is attenuated. Trimming keeps
-    `KEPT_QUIET_S` of silence before and after the speech.
+    `KEPT_QUIET_S` of silence before and after the speech. levels: the recording's levels, if they are measured.
     """
     samples, hop, levels = audio.samples, audio.sample_rate // _FRAMES_PER_S, levels or levels_of(audio)
     peak, speaks = float(np.abs(samples).max()), np.flatnonzero(levels.speaks)

@@ -1,6 +1,6 @@
-"""The tag in an audio file that marks it as synthetic speech, with the program, the model and the time.
+"""Tags that mark an audio file as synthetic speech, with the names of the program and the model, and the time.
 
-All forms of the tag have the same fields, which players and FFmpeg show as comment, encoder, artist and date.
+A tag has a form for each container, with the same fields; players and FFmpeg show comment, encoder, artist and date.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _synchsafe(number: int) -> bytes:
 
 
 def vorbis_comments(tag: AudioTag | None) -> bytes:
-    """The tag as Vorbis comments of FLAC and Opus; None: an empty list of comments, since Opus requires a list."""
+    """Return the tag as Vorbis comments of FLAC and Opus; an empty list without a tag, since Opus requires a list."""
     fields = (f"ARTIST={tag.model}", f"COMMENT={COMMENT}", f"DATE={tag.made}", f"ENCODER={SOFTWARE}") if tag else ()
     texts = [VENDOR, *(field.encode() for field in fields)]
     parts = [struct.pack("<I", len(text)) + text for text in texts]
