@@ -1,1 +1,1 @@
-"""Converts text, voices and recordings to requests of token ids for the engine, and the engine's audio to speech."""
+"""Converts texts, voices and recordings to requests of token ids for the engine, and the engine's audio to speech."""

@@ -18,10 +18,10 @@ NAMED = 5
 def delivery_of(
     text: str, timers: Sequence[SegmentTimer], result: RequestResult, pace: float | None
 ) -> Delivery | None:
-    """Estimate how well a text was spoken; None if attention was not tracked or the request has failed.
+    """Estimate how well a text was spoken. Return None if attention was not tracked or the request has failed.
 
-    timers: one for each segment, which has taken all of its audio; pace: usual number of speech tokens per text token.
-    """
+    timers: for each segment, a timer that has taken all of the segment's audio. pace: usual number of speech tokens per
+    text token, or None if unknown."""
     followed = [
         (timer, attended, tokens)
         for timer, attended, tokens in zip(timers, result.attended, result.tokens, strict=False)
@@ -51,7 +51,7 @@ def delivery_of(
 
 
 def warnings_about(delivery: Delivery | None) -> tuple[str, ...]:
-    """Warnings about possible faults of the speech, one line for each."""
+    """Return a warning of one line for each possible fault of the speech."""
     if delivery is None:
         return ()
     found = []
@@ -66,7 +66,7 @@ def warnings_about(delivery: Delivery | None) -> tuple[str, ...]:
 
 
 def reason_of(cut: bool, delivery: Delivery | None) -> FinishReason:
-    """The finish reason of speech that did not fail; cut: a segment reached its limit of speech tokens."""
+    """Return the finish reason of speech that did not fail; cut: whether a segment reached its limit of tokens."""
     if cut:
         return FinishReason.LENGTH
     return FinishReason.INCOMPLETE if delivery is not None and delivery.missing else FinishReason.STOP

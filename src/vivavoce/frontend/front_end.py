@@ -1,8 +1,8 @@
-"""The front end turns a text, a voice and options into requests for the engine. It needs neither engine nor networks.
+"""Turns a text, a voice and options into requests for the engine, without the engine or the models that it runs.
 
 The table in `modes.py` says which stage gets which features of a voice. A text, transcript or instruction for
 CosyVoice3 may begin with its own system prompt, as in scripts for the official code. Everything up to and including
-`<|endofprompt|>` is then used instead of our system prompt, and is not spoken.
+`<|endofprompt|>` is then used instead of the system prompt in `modes.py`, and is not spoken.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from vivavoce_textnorm import CancelCheck, check_paused, is_speakable, never_can
 log = logging.getLogger(__name__)
 
 DEMO_REFERENCE_S = 12.0
-"""Longest advised reference for a demo model, in seconds. Mini loses words of short texts at 17 s, but not at 13 s."""
+"""Longest advised reference for a demo model, in seconds: with 17 s of reference, mini loses words of short texts."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedSegment:
-    """A segment that speaks the characters start … end − 1 of the input. words: its words, if speech is tracked."""
+    """A segment that speaks the characters start … end − 1 of the input. words: its words, or () if not tracked."""
 
     request: SegmentRequest
     start: int
@@ -51,7 +51,7 @@ class PlannedSegment:
     words: tuple[WordSpan, ...] = ()
 
     def moved(self, text_filter: TextFilter) -> PlannedSegment:
-        """This segment, with its positions converted to positions in the text before filtering."""
+        """Return the segment with its positions converted to positions in the text before filtering."""
         at = text_filter.original
         words = tuple(one._replace(start=at(one.start), end=at(one.end)) for one in self.words)
         return replace(self, start=at(self.start), end=at(self.end), words=words)
@@ -61,8 +61,7 @@ class PlannedSegment:
 class FrontEnd:
     """Plans the segments that the engine speaks. Thread-safe.
 
-    extractor: extracts voices from recordings. A conditioning is computed once and cached until its voice is freed.
-    """
+    extractor: extracts voices from recordings. The conditionings of a voice are cached until the voice is freed."""
 
     config: ModelConfig
     card: ModelCard
@@ -83,10 +82,10 @@ class FrontEnd:
         is_cancelled: CancelCheck = never_cancelled,
         silent: bool = False,
     ) -> Iterator[PlannedSegment]:
-        """The segments of a whole text, in order and without gaps. Each segment's seed is the previous seed plus one.
+        """Yield the segments of a whole text, in order and without gaps. Their seeds are `options.seed` and following.
 
         Each block of the text is normalised when the iteration needs the block's segments. All errors are raised before
-        the first segment, except for characters that the vocabulary cannot encode.
+        the first segment, except the error for characters that the vocabulary cannot encode.
 
         silent: speak a text without words as `SILENCE_S` of silence; an empty text is still refused.
 
@@ -112,7 +111,7 @@ class FrontEnd:
 
     @property
     def arrival(self) -> InputMode:
-        """How `plan_arriving` plans: by words if the generation and the model's card allow this, else by sentences."""
+        """How `plan_arriving` plans: by words (TOKENS) if generation and card allow this, else by sentences."""
         by_words = self._modes.by_words and self.card.text_stream is TextStream.INTERLEAVED
         return InputMode.TOKENS if by_words else InputMode.SEGMENTS
 
@@ -124,12 +123,12 @@ class FrontEnd:
         is_cancelled: CancelCheck = never_cancelled,
         silent: bool = False,
     ) -> Iterator[PlannedSegment]:
-        """The segments of a text that arrives in pieces; each segment follows as soon as its text is complete.
+        """Yield the segments of a text that arrives in pieces; each segment follows as soon as its text is complete.
 
-        If `arrival` is by sentences, each is planned as in `plan`. If it is by words, each request adds the text ids of
-        the next words to the only segment, whose start and end cover all text read so far; only natural rules normalise
-        the words. The first piece must contain all of a system prompt. Each piece may raise the errors of `plan`.
-        """
+        If `arrival` is SEGMENTS, each sentence is planned as in `plan`. If it is TOKENS, the text is a single segment:
+        each yielded request adds the text ids of the next words, and its start and end cover all text read so far; only
+        natural rules normalise the words. The first piece must contain all of a system prompt. Each piece may raise the
+        errors of `plan`."""
         text_filter, options = TextFilter(options.reasoning), _adapted(options, voice)
         one = None
         for one in self._plan_arriving(text_filter.stream(pieces), voice, options, is_cancelled):
@@ -171,9 +170,8 @@ class FrontEnd:
     def conditioning(self, voice: Voice, options: SpeakOptions = SpeakOptions(), system: str = "") -> Conditioning:
         """Select the features of a voice by the table of modes. Raises the errors of `plan`.
 
-        Instructions that the model cannot follow are left out, and a warning is logged once. system: the system prompt
-        at the beginning of the text, see `TextFrontEnd.part`.
-        """
+        If the model cannot follow instructions, they are left out, and the first time a warning is logged. system: the
+        system prompt at the beginning of the text, see `TextFrontEnd.part`."""
         if options.instruct and not self.card.instructions:
             options = without_instructions(options)
             if not self._warned.is_set():
@@ -208,16 +206,16 @@ class FrontEnd:
         return condition(voice, route, text[end:], default if system else text[:end])
 
     def instruction(self, instruct: str) -> tuple[int, ...]:
-        """Text ids of an instruction in the same form as in training, with the mark at the end."""
+        """Return the text ids of an instruction in its form in training, with the end-of-prompt mark at the end."""
         return self.text.encode(self.text.normalize(self._modes.prompt(instruct)))
 
     def plan_conversion(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> SegmentRequest:
-        """Plan a voice conversion: the source's speech tokens, conditioned on the voice, which must fit the model."""
+        """Plan a voice conversion: the voice speaks the source's speech tokens. The voice must fit the model."""
         tokens = tuple(self.extractor.speech_tokens(source).tolist())
         return SegmentRequest(condition(voice, CONVERSION), speech_tokens=tokens, speed=speed, seed=seed)
 
     def resolved(self, options: SpeakOptions) -> SpeakOptions:
-        """The options, with the model's default for `guard` if `guard` is None."""
+        """Return the options; if `guard` is None, it is replaced with the model's default."""
         return replace(options, guard=self.card.guarded) if options.guard is None else options
 
     def _segments(
@@ -229,7 +227,7 @@ class FrontEnd:
         start: int = 0,
         index: int = 0,
     ) -> Iterator[PlannedSegment]:
-        """Plan a text. start: position of its first character in the input; index: number of its first segment."""
+        """Plan a text. start: position of its first character in the input; index: index of its first segment."""
         found = self.text.located(text, options.language, is_cancelled, options.reading, options.natural)
         for seed, one in enumerate(found, options.seed + index):
             ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
@@ -258,7 +256,7 @@ class FrontEnd:
 
 
 def _adapted(options: SpeakOptions, voice: Voice) -> SpeakOptions:
-    """The options with the voice's LoRA adapter, unless the options name an adapter."""
+    """Return the options with the voice's LoRA adapter, unless the options name an adapter."""
     return replace(options, adapter=options.adapter_of(voice.adapter) or None) if voice.adapter else options
 
 
@@ -272,9 +270,9 @@ def _unmarked(pieces: Iterable[str]) -> Iterator[str]:
 def load_front_end(folder: Path, config: ModelConfig | None = None, text_processes: int = 0) -> FrontEnd:
     """Load the tokenizer, text rules and two encoders of an official folder. Raises the errors of `read_config`.
 
-    config: the model's sizes; None: read them from the folder. text_processes: see `TextFrontEnd`.
+    config: the model's sizes, read from the folder if None. text_processes: `processes` of `TextFrontEnd`.
     """
-    # The weights are memory-mapped and not read: the sizes need only their names and shapes.
+    # The weights are only memory-mapped: `read_config` needs their names and shapes.
     config = config or read_config(folder, read_tensors(find_part(folder, "flow")))
     card = official.read_card(folder)
     text = TextFrontEnd(

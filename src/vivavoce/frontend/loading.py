@@ -30,7 +30,7 @@ def load_model(
 ) -> tuple[Engine, FrontEnd]:
     """Load engine and front end of an official folder; for arguments and errors see `build_models` and `TextFrontEnd`.
 
-    If there are several devices, each gets an engine in its own process; a device that is listed twice gets two.
+    With several devices, each gets an engine in its own process; a device that is listed twice gets two engines.
     """
     if len(devices) == 1:
         engine = open_engine(folder, devices[0], dtype, variant, settings, llm=llm)

@@ -1,4 +1,4 @@
-"""Finds a model's folder, a device and a dtype by the names that a user gives. Finding a folder does not load torch."""
+"""Finds a model's folder, a device and a dtype by the names that a user gives. `model_folder` does not import torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 MINI = Path(__file__).parents[1] / "data" / "mini"
-"""The default model: a small demo inside the package. A folder `mini` in the current folder is preferred to it."""
+"""Folder of the default model, a small demo in the package. The name "mini" means `./mini` if that folder exists."""
 UNTRAINED_MODEL = "babble"
 """A tiny model with random weights, for tests that need no intelligible speech."""
 BABBLE = "babble-1"
@@ -27,12 +27,12 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def is_packaged(model: str | Path) -> bool:
-    """Whether this names a model that comes with the package, in letters of any case, and no folder."""
+    """Return whether this is the name (in any case) of a model that comes with the package, and not of a folder."""
     return str(model).casefold() in ("mini", UNTRAINED_MODEL) and not Path(model).is_dir()
 
 
 def model_folder(model: str | Path | None) -> Path:
-    """The folder of a model. model: a path, the name of a published or built-in model, or None for the default model.
+    """Find a model's folder. model: a path, the name of a published or packaged model, or None for the default model.
 
     Raises the errors of `find_model`, and CheckpointError if the untrained model is damaged or cannot be made.
     """
@@ -62,7 +62,7 @@ def model_folder(model: str | Path | None) -> Path:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of this name; "auto" means CUDA if present, else CPU. InvalidRequest: it is unknown or not present."""
+    """Return the device of this name; "auto" means CUDA if present, else CPU. Raises InvalidRequest for another one."""
     import torch
 
     if name == "auto":
@@ -78,12 +78,11 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, folder: Path | None = None, llm: Path | None = None) -> torch.dtype:
-    """The dtype of this name; InvalidRequest: the name is unknown. llm: a language model instead of the folder's own.
+    """Return the dtype of this name. Raises InvalidRequest if the name is unknown.
 
     "auto" is float16 on CUDA and float32 elsewhere, with one exception: a large model in `folder` gets bfloat16 on a
     CPU with bfloat16 instructions, because reading the weights takes most of the time there. For a small model,
-    conversions would take more time than bfloat16 saves.
-    """
+    conversions would take more time than bfloat16 saves. llm: file of a language model that replaces the folder's."""
     import torch
 
     if name == "auto":
@@ -113,16 +112,17 @@ def _has_bfloat16() -> bool:
 
 
 def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 2) -> int:
-    """Number of text processes. asked: 0 … 64, else InvalidRequest; None gives 2 to 4 on CUDA, otherwise `on_cpu`."""
+    """Return the number of text processes: `asked` (0 … 64, else InvalidRequest); if None, 2 to 4 on CUDA, else
+    `on_cpu`."""
     if asked is None:
-        # Four processes read text faster than one GPU speaks; with two, one process is always free for short texts.
+        # Four processes normalise text faster than one GPU speaks it. With at least two, a short text need not wait.
         return max(2, min(4, (os.cpu_count() or 1) // 4)) if device.type == "cuda" else on_cpu
     check_number("text_processes", asked, 0, 64, whole=True)
     return asked
 
 
 def share_device(device: torch.device, engines: int, bounded: bool) -> None:
-    """On a CPU, limit torch to an equal share of the threads for each of several engines on the device.
+    """Prepare this process for one of several engines on a device: on a CPU, limit torch to its share of the threads.
 
     bounded: each engine has a memory limit. Raises InvalidRequest if several engines share a GPU without memory limits.
     """

@@ -1,4 +1,4 @@
-"""The modes of each generation: this table says which features of a voice the language model and the flow get.
+"""The modes of each generation. This table shows which features of a voice the language model and the flow get.
 
 | mode          | generations | LM prompt text | LM prompt speech | LM speaker row | flow prompt                    |
 |---------------|-------------|----------------|------------------|----------------|--------------------------------|
@@ -8,11 +8,11 @@
 | sft           | all         | –              | –                | CosyVoice 1    | –                              |
 
 The flow gets the speaker embedding in every mode. All generations convert voices: the speech tokens then come from the
-source recording instead of the language model, and the flow gets the same features as in cross_lingual.
+source recording instead of the language model, and the flow gets the features of cross_lingual.
 
 In every mode, CosyVoice3 first reads a system prompt: "You are a helpful assistant.", then the instruction in mode
-instruct, then a mark that ends the prompt. CosyVoice 1's vocabulary has no token for its mark: the model reads the mark
-as plain text.
+instruct, then a mark that ends the prompt. CosyVoice 1's vocabulary has no token for its mark; the mark is encoded as
+plain text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vivavoce.frontend.voices.voice import Voice
 
 @dataclass(frozen=True)
 class Route:
-    """The features that a mode uses. lm_text: transcript or instruction; lm_speaker: speaker embedding as one row."""
+    """The features that a mode uses; the columns of the table above, from the second to the last."""
 
     lm_text: bool = False
     lm_speech: bool = False
@@ -44,9 +44,9 @@ class Route:
 class GenerationModes:
     """The modes of a generation.
 
-    system: the beginning of its system prompt, or "" if it has none. mark: the mark that ends a prompt. by_words: an
-    arriving text may be spoken word by word; otherwise it is spoken sentence by sentence.
-    """
+    title: the generation's name in messages. system: the beginning of its system prompt, or "" if it has none. mark:
+    the mark that ends a prompt. by_words: whether a text that arrives in pieces may be spoken word by word; otherwise
+    it is spoken sentence by sentence."""
 
     title: str
     routes: Mapping[Mode, Route]
@@ -55,7 +55,7 @@ class GenerationModes:
     by_words: bool = True
 
     def prompt(self, instruct: str = "") -> str:
-        """The prompt before the spoken text, with the mark at its end; an instruction with a mark stays unchanged."""
+        """Return the prompt before the spoken text, with the mark at its end; `instruct` itself if it has a mark."""
         if self.mark in instruct or END_OF_PROMPT in instruct:
             return instruct
         return (f"{self.system} {instruct.strip()}".strip() if self.system else instruct) + self.mark
@@ -84,7 +84,8 @@ CONVERSION = Route()
 def choose_mode(
     voice: Voice, generation: Generation, instruct: str | None = None, wanted: Mode | str | None = None
 ) -> Mode:
-    """The wanted mode, or the mode that uses most of the voice's features. InvalidRequest: the mode is impossible."""
+    """Return the wanted mode; if None, the mode that uses most of the voice's features. Raises InvalidRequest if the
+    voice, the generation or `instruct` does not allow the mode."""
     mode, modes = None if wanted is None else Mode(wanted), MODES[generation]
     if mode is Mode.INSTRUCT and not instruct:
         raise InvalidRequest("mode: instruct needs an instruction; give it as instructions")
@@ -111,7 +112,7 @@ def choose_mode(
 
 
 def condition(voice: Voice, route: Route, text: tuple[int, ...] = (), system: tuple[int, ...] = ()) -> Conditioning:
-    """The features of a voice for a route. text: ids of transcript or instruction; system: ids of the system prompt."""
+    """Select a voice's features for a route. text: ids of transcript or instruction; system: ids of system prompt."""
     prompted = route.flow_prompt and voice.has_prompt
     tokens = voice.speech_tokens.long()
     return Conditioning(

@@ -1,4 +1,4 @@
-"""One streamed request, from its text to its audio, for all entry points."""
+"""The session of a streamed request, from its text to its audio, for the Python API and the servers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from vivavoce_textnorm import MAX_BLOCK_CHARS
 
 Text = str | Iterable[str] | AsyncIterable[str]
 AHEAD = 4
-"""Number of segments after the one being heard that the engine gets: enough to avoid gaps, with little useless work."""
+"""The engine gets this many segments after the segment being heard: fewer may cause gaps, more may be wasted work."""
 
 
 class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
@@ -50,10 +50,10 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     memory.
 
         session = RequestSession(engine, front_end, ChunkPolicy.low_latency())
-        session.start("Hello there.", voice, SpeakOptions(seed=1))  # blocks while the front end works
+        session.start("Hello there.", voice, SpeakOptions(seed=1))  # blocks while the front end plans the text
         async for chunk in session: ...
         session.marks  # characters and times of the segments
-        session.verdict()  # the reason of the end, and warnings
+        session.verdict()  # why the audio ended, and warnings
     """
 
     def __init__(
@@ -65,13 +65,12 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     ) -> None:
         """Open a session without a text. Raises the errors of `policy_for`.
 
-        policy: how the audio is cut into chunks; None: the model's default. later: a function that calls `start`; the
-        session calls it when the first chunk is wanted, in a thread if `async for` is used.
-        """
+        policy: how the audio is cut into chunks; the model's default if None. later: a function that calls `start`. The
+        session calls it when the listener asks for the first chunk, in a thread if `async for` is used."""
         self._engine, self._front_end, self._later = engine, front_end, later
         self._progress = _Progress()
         self.handle = _NOT_STARTED
-        """The handle of the engine's request, once `start` has submitted it."""
+        """The handle of the engine's request; before `start`, a handle without chunks."""
         self.policy = policy_for(front_end.config.generation, policy)
         self.batch = False
         """Whether the request has no deadlines, see `EngineRequest`; set it before `start`."""
@@ -84,9 +83,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
         text: a text, or an iterable of its pieces, for example from a language model. This call reads a block of a long
         text, or pieces until the first sentence or words are complete. A thread reads and checks the rest while the
-        beginning is spoken. silent: as in `FrontEnd.plan`. Raises Overloaded, RequestCancelled (the session was closed
-        meanwhile) and the errors of `FrontEnd.plan`.
-        """
+        beginning is spoken. silent: as in `FrontEnd.plan`. Raises Overloaded, RequestCancelled if the session is closed
+        during this call, and the errors of `FrontEnd.plan`."""
         progress, self._language, options = self._progress, options.language, self._front_end.resolved(options)
         progress.word_times = options.word_times
         if options.follows:
@@ -125,11 +123,11 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
                 raise RequestCancelled("request: was cancelled")
             self.handle = self._engine.submit(request)
         if arrival is not InputMode.WHOLE:
-            # The thread holds no reference to the session or its handle: the thread ends when they are deleted.
+            # The thread gets no reference to the session or its handle: deleting the session must end the thread.
             start_thread(partial(_feed, self.handle.text, segments, progress), progress.close)
 
     def on_heard(self, segment: int, samples: int = 0) -> None:
-        """Note that the listener took `samples` samples of the segment, so that the engine gets the next segments."""
+        """Note that the listener took `samples` samples of this segment; the engine may then get the next segments."""
         progress = self._progress
         with progress.changed:
             progress.heard = max(progress.heard, segment)
@@ -174,7 +172,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         start(self)
 
     async def events(self) -> AsyncIterator[SpeechEvent]:
-        """Yield each segment's announcement, and its chunks with samples or words. Raises the request's error."""
+        """Yield a `SegmentText` for each segment, then its chunks with samples or words. Raises the request's error."""
         announced = self._progress.announced
         async for chunk in self.handle:
             while announced:
@@ -187,7 +185,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """Characters and times of the segments taken so far. The last `end_s` still grows; `cut` is set at the end."""
+        """Characters and times of the segments taken so far. The last `end_s` may grow; `cut` is set after the end."""
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
         return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.outcome.cut)
 
@@ -198,7 +196,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         return tuple(timer.words) if timer is not None and self._progress.word_times else ()
 
     def heard(self, seconds: float) -> HeardText:
-        """The text that is heard in the first `seconds` of audio, by words if they are known, else by segments."""
+        """Return the text heard in the first `seconds` of audio, in whole words with `word_times`, else estimated."""
         return heard_until(seconds, self.words, self.marks)
 
     def __repr__(self) -> str:
@@ -210,7 +208,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         return sum(self._progress.samples) / self._front_end.config.rates.sample_rate
 
     def verdict(self) -> Verdict:
-        """The verdict on the whole stream; call this after the last chunk. Chunks of `events` have to be counted."""
+        """Return the verdict on the whole stream; call this after the last chunk. A listener of `events` must report
+        its samples to `on_heard`, because `audio_s` counts only these."""
         given, delivery = len(self._progress.spans), self._delivery()
         return Verdict(
             reason_of(any(self.handle.outcome.cut), delivery),
@@ -259,11 +258,11 @@ _NOT_STARTED = _not_started()
 class _Progress:
     """The state of a session that the listener and the thread that reads the text share.
 
-    text: the text read so far. spans: the characters of each segment that the engine got. samples: for each segment,
-    the number of samples taken by the listener. heard: the segment being heard. word_times: chunks contain their words.
-    timer: finds the times of words; None if the speech is not tracked. loop: the event loop that reads an async
-    iterable; end_source: a function that ends this reading.
-    """
+    text: the text read so far. spans: (first character, character after the last) of each segment that the engine got.
+    samples: for each segment, the number of samples taken by the listener. announced: segments for `events` to yield.
+    heard: index of the segment being heard. word_times: whether chunks contain their words. timer: finds the times of
+    words; None if the speech is not tracked. loop: the event loop that reads a text that is an async iterable;
+    end_source: a function that ends this reading."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     arrival: InputMode = InputMode.SEGMENTS
@@ -299,7 +298,7 @@ class _Progress:
             self.timer.plan(len(self.spans) - 1, segment.words)
 
     def timed(self, chunk: AudioChunk) -> AudioChunk:
-        """The chunk, with the words that end in it if `word_times` is on."""
+        """Return the chunk, with the words that end in it if `word_times` is on."""
         if self.timer is None:
             return chunk
         words = self.timer.add(self.text, chunk, chunk.ended)
@@ -312,14 +311,14 @@ class _Progress:
         self.end_source()
 
     def wait_until_near(self) -> bool:
-        """Block until the listener is within `AHEAD` segments of the next one; False if the session was closed."""
+        """Wait until the listener is within `AHEAD` segments of the next segment; False if the session was closed."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed.is_set() or len(self.spans) <= self.heard + AHEAD)
             return not self.closed.is_set()
 
 
 def _feed(text: ArrivingText, segments: Iterator[PlannedSegment], progress: _Progress) -> None:
-    """Push the rest of a text to the engine: words when it waits for text, segments when the listener is near."""
+    """Push the rest of a text to the engine: words when the engine waits for them, segments when they are near."""
     by_words = progress.arrival is InputMode.TOKENS
     try:
         while text.wait_until_wanted() if by_words else progress.wait_until_near():

@@ -47,7 +47,7 @@ class Mode(str, Enum):
 
 
 def parse_mode(name: str) -> Mode:
-    """The mode of this name, which may have dashes or underscores. InvalidRequest: the name is unknown."""
+    """Return the mode of this name, with dashes or underscores. Raises InvalidRequest if the name is unknown."""
     try:
         return Mode(str(name).replace("-", "_"))
     except ValueError:
@@ -55,14 +55,14 @@ def parse_mode(name: str) -> Mode:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed outside of 0 … 2⁵³."""
+    """Raise InvalidRequest if the seed is not a whole number in 0 … 2⁵³."""
     if not is_number(seed, whole=True) or not 0 <= seed <= MAX_SEED:
         raise InvalidRequest(f"seed: {seed!r} is not a whole number in 0 … {MAX_SEED}; choose one")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeakOptions:
-    """Options of speech, which `speech_options.py` explains. InvalidRequest: a value is out of its limits.
+    """Options of speech, which `speech_options.py` explains. Raises InvalidRequest if a value exceeds its limits.
 
     The constructor converts its arguments: the name of a mode to a `Mode`, the code, tag or name of a language to a
     code ("en", "en-GB"), and a mapping to a `Lexicon`.
@@ -115,11 +115,11 @@ class SpeakOptions:
 
     @property
     def steps(self) -> FlowSteps | None:
-        """The steps of the flow's solver; None: the engine's setting."""
+        """The steps of the flow's solver; None means the engine's setting."""
         return None if self.flow_steps is None else FlowSteps(self.flow_steps)
 
     def adapter_of(self, own: str) -> str:
-        """The name of the LoRA adapter to use, or "" for none; own: the voice's adapter, or ""."""
+        """Return the name of the LoRA adapter to use, or "" for none; own: the voice's adapter, or ""."""
         return "" if self.adapter == NO_ADAPTER else self.adapter or own
 
     @property
@@ -136,7 +136,7 @@ INSTRUCTIONS_LEFT_OUT = "instructions: the model that speaks cannot follow them;
 
 
 def without_instructions(options: Options) -> Options:
-    """The options without instructions, for a model that would read the instructions aloud."""
+    """Return the options without instructions, for a model that would read the instructions aloud."""
     return replace(options, instruct=None, mode=None if options.mode is Mode.INSTRUCT else options.mode)
 
 
@@ -152,10 +152,10 @@ class Recording:
 class SpeechRequest(SpeakOptions):
     """One request for speech, sent by a server's protocols to the engine's process.
 
-    text: the whole text; None: the text arrives piece by piece. voice: a name, a recording, or None for the model's
-    first voice. model: the name of a further model of the server; "": the default model. owner: the request may use
-    this owner's voices and the public voices; "": public voices only. policy: name of a chunk policy. priority: "live"
-    or "batch". notes: differences from what the caller asked for, one ASCII line for each.
+    text: the whole text, or None if it arrives piece by piece. voice: a name, a recording, or None for the default
+    voice. owner: the request may use this owner's voices and the public voices; with "", only public voices. policy:
+    name of a chunk policy. priority: "live" or "batch". notes: an ASCII line for each difference from the options that
+    the client sent. model: the name of another model of the server, or "" for the default model.
     """
 
     text: str | None
@@ -173,9 +173,9 @@ class SpeechRequest(SpeakOptions):
 
 @dataclass(frozen=True)
 class SegmentText:
-    """Announces a segment before its first audio. The segment speaks the characters start … end − 1 of the input.
+    """Announces segment number `place` before its audio. It speaks the characters start … end − 1 of the input.
 
-    A text that arrives word by word is a single segment, which is announced again each time it grows.
+    A text that arrives word by word is a single segment; each time it grows, it is announced again.
     """
 
     place: int
@@ -190,7 +190,7 @@ class FinishReason(str, Enum):
     """The reason why the audio ended."""
 
     STOP = "stop"
-    """All of the text was spoken."""
+    """The speech ended by itself, and no word is known to be missing."""
     LENGTH = "length"
     """A segment reached its limit of speech tokens and was cut there; the other segments were spoken in full."""
     INCOMPLETE = "incomplete"
@@ -198,7 +198,7 @@ class FinishReason(str, Enum):
     CANCELLED = "cancelled"
     """The caller ended the request, or the listener disconnected."""
     ERROR = "error"
-    """The request failed; the audio that was made before was sent."""
+    """The request failed; the listener has got the audio that was made before."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,9 @@ class Delivery:
     """How well the text was spoken; known only with `word_times` or `guard`.
 
     spoken: fraction of the words that were spoken. missing: words that seem not to be spoken. faults: errors that the
-    guard found and could not repair; mended: errors that it repaired (`stands`, `repeats`, `skips`, `early_end`,
-    `loops`, `silence`, `leak`). pause_s: seconds of the longest silence. length: ratio of the speech's length to the
-    usual length for its text; None if unknown.
+    guard found and could not repair; mended: errors that the guard repaired (`stands`, `repeats`, `skips`,
+    `early_end`, `loops`, `silence`, `leak`). pause_s: seconds of the longest silence inside a segment. length: ratio of
+    the speech's length to the usual length for its text; None if unknown.
     """
 
     spoken: float
@@ -223,12 +223,11 @@ class Delivery:
 class Verdict:
     """The end of one stream.
 
-    audio_s: seconds of audio that the listener received. segments_spoken: number of segments whose whole audio the
-    listener received; segments_given: number of all segments. error: a message of one line, and error_code: its stable
-    code; both only with reason ERROR. text_tokens, speech_tokens: number of tokens that the language model read and
-    made, or None if unknown. warnings: possible faults of speech that ended without an error, one line for each.
-    delivery: how well the text was spoken; only with `word_times` or `guard`.
-    """
+    audio_s: seconds of audio that the listener received. segments_spoken: number of segments that the listener received
+    in full; segments_given: number of all segments. error: a message of one line, and error_code: its stable code; both
+    only with reason ERROR. text_tokens, speech_tokens: number of tokens that the language model read and made, or None
+    if unknown. warnings: possible faults of speech that ended without an error, one line for each. delivery: how well
+    the text was spoken; only with `word_times` or `guard`."""
 
     reason: FinishReason
     audio_s: float = 0.0
@@ -266,9 +265,9 @@ _THREE_ALIKE = regex.compile(r"(.)\1\1")
 
 
 def warnings_of(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
-    """Warn if words repeat (a model may skip some of them), and if the model does not speak the text's language.
+    """Return a warning if words repeat (a model may skip some), and one if the model does not speak the language.
 
-    language: code of the text's language; None: detect the language. languages: codes of the model's languages.
+    language: code of the text's language, or None to detect it. languages: codes of the model's languages.
     """
     warnings = []
     repeated = next((one[0] for one in _REPEATED.finditer(text) if _THREE_ALIKE.search(one[0]) or one[1]), None)
@@ -280,7 +279,7 @@ def warnings_of(text: str, language: str | None, languages: Sequence[str]) -> tu
 
 
 def foreign_to(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
-    """Warn if the model does not speak the text's language; for the arguments see `warnings_of`."""
+    """Return a warning if the model does not speak the text's language; for the arguments see `warnings_of`."""
     told = language.partition("-")[0] if language else (detect_language(text) if is_speakable(text) else None)
     if told is None or told in languages:
         return ()
@@ -293,8 +292,8 @@ class Mark:
     """A segment of a text and the times of its audio. The times are exact, because they are counted in samples.
 
     text: the characters start_character … end_character − 1 of the input. start_s, end_s: seconds from the beginning of
-    the audio; each mark starts where the previous mark ends. cut: the segment reached its limit of speech tokens, so
-    words may be missing.
+    the audio; each mark starts where the previous mark ends. cut: whether the segment reached its limit of speech
+    tokens, so that words may be missing.
     """
 
     text: str
@@ -322,11 +321,10 @@ def moved(one: TimedPart, characters: int, seconds: float) -> TimedPart:
 def marks_of(
     text: str, spans: Sequence[tuple[int, int]], samples: Sequence[int], sample_rate: int, cut: Sequence[bool] = ()
 ) -> tuple[Mark, ...]:
-    """The marks of a text's first segments.
+    """Return the marks of a text's segments that have audio.
 
-    spans: for each segment, its first character and the character after its last. samples: the number of samples of
-    each segment with audio; only these segments get marks. cut: whether each segment was cut; () if not known yet.
-    """
+    spans: for each segment, its first character and the character after its last. samples: for each of the first
+    segments, which have audio, the number of its samples. cut: whether each segment was cut; () if not known yet."""
     times = pairwise(end / sample_rate for end in accumulate(samples, initial=0))
     return tuple(
         Mark(readable(text[start:end]), start, end, start_s, end_s, place < len(cut) and cut[place])
@@ -336,11 +334,10 @@ def marks_of(
 
 @dataclass(frozen=True)
 class HeardText:
-    """The part of a text that a listener has heard at some time.
+    """The part of a text that a listener has heard at a certain time.
 
-    character: the input is heard up to this character, which is excluded. text: the last word or segment that has
-    begun. seconds: the time, at most the length of the audio.
-    """
+    character: number of the input's characters that were heard. text: the last word or segment that has begun. seconds:
+    the time, at most the length of the audio."""
 
     character: int
     text: str
@@ -348,7 +345,8 @@ class HeardText:
 
 
 def heard_until(seconds: float, words: Sequence[Word], marks: Sequence[Mark]) -> HeardText:
-    """The text heard by this time, in whole words; without word times, part of the last segment, estimated by time."""
+    """Return the text heard in the first `seconds`: in whole words; if `words` is empty, up to a character of the last
+    segment, in proportion to the segment's time."""
     seconds = min(seconds, marks[-1].end_s if marks else 0.0)
     begun = [one for one in (words or marks) if one.start_s < seconds]
     if not begun:

@@ -1,4 +1,6 @@
-"""The interface between a server's protocols and a backend: an engine in a process of its own, or another server."""
+"""The interface between a server's protocols (such as HTTP) and a backend, which makes the speech.
+
+A backend is an engine in a process of its own, or another server."""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from vivavoce_textnorm import NormalizedText
 
 
 class VoiceOptions(TypedDict, total=False):
-    """Options to store a voice. replace: overwrite a voice of this name; adapter: the voice's LoRA adapter, or ""."""
+    """Options to store a voice. replace: overwrite a voice of the same name; adapter: its LoRA adapter, or ""."""
 
     description: str
     replace: bool
@@ -42,7 +44,7 @@ class SpeechStream(Protocol):
         """
 
     async def push(self, text: str) -> None:
-        """Append a piece to a streamed text. InvalidText: this piece cannot be spoken; earlier text still is spoken."""
+        """Append a piece to a streamed text. Raises InvalidText if it cannot be spoken; earlier pieces are spoken."""
 
     async def end(self) -> None: ...
 
@@ -73,11 +75,10 @@ class BackendStatistics:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A served model. demo: it is only a demo; instructions: it follows instructions; languages: ISO 639 codes.
-
-    marks: the special tokens that it knows in a text, such as "[laughter]" or "[ǎo]". generation: v1, v2 or v3, or ""
-    if unknown. loaded: it is in memory. others: the server's further models; only the default model lists them.
-    """
+    """A served model. sample_rate: hertz. demo: whether it is only a demo, or untrained. instructions: whether it
+    follows instructions. languages: ISO 639 codes. marks: the special tokens that it knows in a text, such as
+    "[laughter]" or "[ǎo]". generation: v1, v2 or v3, or "" if unknown. loaded: whether it is in memory. others: the
+    server's further models; only the default model lists them."""
 
     name: str
     description: str
@@ -92,19 +93,19 @@ class ModelInfo:
 
     @classmethod
     def described(cls, card: ModelCard, generation: str, rate: int, marks: frozenset[str], name: str = "") -> ModelInfo:
-        """rate: the sample rate in Hz; name: the model's name, or "" for the name on its card."""
+        """Describe a model by its card. rate: sample rate in hertz; name: its name, or "" for the card's name."""
         demo, own = card.demo or not card.trained, name or card.name
         return cls(own, card.description, rate, demo, card.instructions, card.languages, marks, generation)
 
     def of(self, name: str) -> ModelInfo:
-        """The model of this name among `others`; this model itself for "" and for its own name."""
+        """Return the model of this name among `others`; this model itself for "" and for other names."""
         return next((one for one in self.others if one.name == name), self) if name else self
 
 
 class SpeechBackend(Protocol):
     @property
     def about(self) -> ModelInfo:
-        """The model, or the default model of several. Raises EngineStopped while it is not loaded yet."""
+        """The model, or the default model of several. Raises EngineStopped while that model is not loaded."""
 
     @property
     def ready(self) -> bool: ...
@@ -117,7 +118,7 @@ class SpeechBackend(Protocol):
         """The last known state of the voice store: "ok", or the problem."""
 
     async def speak(self, request: SpeechRequest) -> SpeechStream:
-        """Accept a request. Raises an error if its input is bad, the queue is full or the engine is not ready."""
+        """Accept a request. Raises a VivavoceError if its input is bad, the queue is full or no engine is ready."""
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText: ...
 
@@ -126,20 +127,20 @@ class SpeechBackend(Protocol):
     async def add_voice(
         self, owner: str, name: str, recording: Recording, **options: Unpack[VoiceOptions]
     ) -> VoiceSummary:
-        """Extract and store a voice; owner "" makes it public. Raises VoiceExists, InvalidRequest (full quota) …"""
+        """Extract and store a voice; owner "" makes it public. Raises VoiceExists, InvalidRequest, InvalidAudio …"""
 
     async def remove_voice(self, owner: str, name: str) -> None:
-        """Delete a stored voice; owner "": a public one. Raises VoiceNotFound, or InvalidRequest if it is built in."""
+        """Delete an owner's stored voice, or with owner "" a public voice. Raises as `VoiceRegistry.remove`."""
 
     async def statistics(self) -> BackendStatistics | None: ...
 
 
 @runtime_checkable
 class SeveralModels(Protocol):
-    """A `SpeechBackend` that serves several models and has another `SpeechBackend` for each of them."""
+    """A `SpeechBackend` that serves several models, with a further `SpeechBackend` for each model."""
 
     async def backend_of(self, model: str) -> SpeechBackend:
-        """Wait until a model is loaded, and return its backend. Use it at once: the model may be unloaded later.
+        """Wait until a model is loaded, and return its backend. Use it soon: the model may be unloaded later.
 
         model: the model's name, or "" for the default model. Raises ModelNotFound if the name is unknown, and
         EngineStopped if the model is not loaded in time or does not fit into memory.
@@ -147,13 +148,13 @@ class SeveralModels(Protocol):
 
 
 async def backend_of(backend: SpeechBackend, model: str) -> SpeechBackend:
-    """The backend of a model, see `SeveralModels`. A backend with only one model is returned unchanged."""
+    """Return the backend of a model, see `SeveralModels`; `backend` itself if it has only one model."""
     return await backend.backend_of(model) if isinstance(backend, SeveralModels) else backend
 
 
 @runtime_checkable
 class AdapterBackend(Protocol):
-    """A `SpeechBackend` whose LoRA adapters can change while it runs. Raises the errors of `Engine.load_adapter` …"""
+    """A `SpeechBackend` with LoRA adapters that can change while it runs. Raises as `Engine.load_adapter` and so on."""
 
     async def adapters(self) -> tuple[AdapterInfo, ...]: ...
 
@@ -163,6 +164,6 @@ class AdapterBackend(Protocol):
 
 
 def engines_of(backend: SpeechBackend) -> Mapping[str, SpeechBackend]:
-    """The engines of a backend by their names; empty if the backend has only one engine."""
+    """Return the engines of a backend by their names; empty if the backend has only one engine."""
     engines: Mapping[str, SpeechBackend] = getattr(backend, "engines", {})
     return engines if len(engines) > 1 else {}

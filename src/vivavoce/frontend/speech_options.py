@@ -16,9 +16,9 @@ MAX_SEED = 2**53
 class Option:
     """One option of speech.
 
-    name: the name that users write. field: the attribute of `SpeechRequest`, if its name differs. help: one sentence,
-    which names the choices. kind: float, int, str or bool. default_help: the meaning of a default of None. minimum,
-    maximum: limits of a number. max_chars: limit of a text's length. choices: all allowed values of a text.
+    name: the name that users write. help: one sentence, which names the choices. kind: float, int, str or bool.
+    default_help: the meaning of a default of None. choices: all allowed values of a text. minimum, maximum: limits of a
+    number. max_chars: limit of a text's length. field: the attribute of `SpeechRequest`, if its name differs.
     """
 
     name: str

@@ -31,7 +31,7 @@ _PLAYERS = ("ffplay -nodisp -autoexit -loglevel error", "pw-play", "paplay", "ap
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds spent on each stage and in total; the extraction of the voice does not count."""
+    """Seconds spent on each stage and in total, without the extraction of the voice."""
 
     text_s: float
     lm_s: float
@@ -42,12 +42,11 @@ class Timings:
 
 @dataclass(frozen=True, eq=False)
 class Speech:
-    """Finished audio; samples: [n] float32 in [−1, 1].
+    """Finished audio. samples: [n] float32 in [−1, 1]; sample_rate: hertz.
 
-    marks: the characters and times of each segment; () without a text. words: the characters and times of each word, if
-    `word_times` is on. delivery: how well the text was spoken, if `word_times` or `guard` is on. tag: the tag of origin
-    that `save` and `to_bytes` write into a file; `dataclasses.replace(speech, tag=None)` leaves the tag out.
-    """
+    marks: the characters and times of each segment; () without a text. tag: marks the files of `save` and `to_bytes` as
+    synthetic speech; `dataclasses.replace(speech, tag=None)` removes it. words: the characters and times of each word,
+    if `word_times` is on. delivery: how well the text was spoken, if `word_times` or `guard` is on."""
 
     samples: NDArray[np.float32]
     sample_rate: int
@@ -61,7 +60,7 @@ class Speech:
         return f"Speech({self.duration_s:.2f} s, {self.sample_rate} Hz, {len(self.marks)} segments)"
 
     def __add__(self, other: Speech) -> Speech:
-        """Join two speeches. The first's length is added to the second's times. InvalidRequest: the rates differ."""
+        """Append `other`; its times and characters are shifted. Raises InvalidRequest if the sample rates differ."""
         if not isinstance(other, Speech):
             return NotImplemented
         if self.sample_rate != other.sample_rate:
@@ -90,15 +89,15 @@ class Speech:
         write_audio(path, self.samples, self.sample_rate, sample_rate, self.tag)
 
     def to_bytes(self, format: AudioFormat | str = AudioFormat.WAV, sample_rate: int | None = None) -> bytes:
-        """Bytes of an audio file: "wav", "mp3", "opus", "aac" … InvalidRequest: unknown format or impossible rate."""
+        """Return the bytes of an audio file. format: "wav", "mp3", "opus", "aac" …; sample_rate: hertz in the file.
+        Raises InvalidRequest if the format or the rate is not supported."""
         codec = parse_format(format, field="format").codec
         return encode_whole(codec, self.samples, self.sample_rate, sample_rate, self.tag)
 
     def play(self) -> None:
-        """Play the speech with the package sounddevice or with a program (ffplay, aplay, afplay …); wait for its end.
+        """Play the speech to its end, with the package sounddevice or with a program (ffplay, aplay, afplay …).
 
-        Raises MissingDependency if none of them is installed, or none can play the speech.
-        """
+        Raises MissingDependency if no player is installed, or if no player can play the speech."""
         failures = []
         try:
             import sounddevice
@@ -130,9 +129,9 @@ class Speech:
 class PendingSpeech:
     """Speech that the engine is still making.
 
-    text_s: seconds spent on the text. planned: the text's segments, () without a text. model: the model's name, for the
-    tag. word_times: return the times of words. pace: usual number of speech tokens for each text token.
-    """
+    rate: sample rate in hertz. text_s: seconds spent on the text. planned: the text's segments, () without a text.
+    model: the model's name, for the tag. word_times: whether the result has the times of words. pace: usual number of
+    speech tokens per text token, or None if unknown."""
 
     handle: Handle
     rate: int
@@ -144,7 +143,8 @@ class PendingSpeech:
     pace: float | None = None
 
     def result(self, cancel: Event | None = None) -> Speech:
-        """Wait for the speech. Any error or interruption cancels the request. RequestCancelled: `cancel` was set."""
+        """Wait for the speech. Any error or interruption cancels the request. Setting `cancel` in another thread
+        cancels the request, too; then RequestCancelled is raised."""
         try:
             while cancel is not None and not self.handle.done:
                 if cancel.wait(_LOOK_S):

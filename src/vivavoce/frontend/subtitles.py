@@ -2,7 +2,7 @@
 
 The subtitles of a segment begin and end exactly where its audio does. A segment that is too long for one subtitle is
 split into several, which share the segment's time in proportion to their number of characters without white space.
-If the times of words are known, `sentence_cues` uses these instead.
+If the times of words are known, `sentence_cues` makes subtitles of sentences with these times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SILENT = regex.compile(r"\s*(?:\[pause [^\[\]]*\][\s\p{P}]*|<[^<>]*>\s*)+")
 
 @dataclass(frozen=True)
 class Cue:
-    """One subtitle, shown from `start_s` to `end_s`; text: its lines, separated by line feeds."""
+    """One subtitle, shown from `start_s` to `end_s` (seconds); text: its lines, separated by line feeds."""
 
     start_s: float
     end_s: float
@@ -44,7 +44,7 @@ class Cue:
 
 
 def to_srt(cues: Iterable[Cue | Mark | Word]) -> str:
-    """The content of a SubRip file. Cues that are too long are split; cues without spoken text or time are left out."""
+    """Return the text of a SubRip file. Long cues are split; cues without spoken text or without time are left out."""
     blocks = (
         f"{number}\n{_time(cue.start_s, ',')} --> {_time(cue.end_s, ',')}\n{cue.text}\n"
         for number, cue in enumerate(split_cues(cues), start=1)
@@ -53,7 +53,7 @@ def to_srt(cues: Iterable[Cue | Mark | Word]) -> str:
 
 
 def to_vtt(cues: Iterable[Cue | Mark | Word]) -> str:
-    """The content of a WebVTT file; cues are split and left out as in `to_srt`."""
+    """Return the text of a WebVTT file; cues are split and left out as in `to_srt`."""
     blocks = (
         f"{_time(cue.start_s, '.')} --> {_time(cue.end_s, '.')}\n{_escaped(cue.text)}\n" for cue in split_cues(cues)
     )
@@ -81,7 +81,7 @@ def sentence_cues(text: str, words: Sequence[Word]) -> list[Cue]:
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Positions just after the punctuation that ends a sentence; the stops of "Mr." and "e.g." do not count."""
+    """Return the positions just after each sentence's final punctuation; the stops of "Mr." and "e.g." do not count."""
     language = detect_language(text) if text.strip() else "en"
     found = []
     for mark in MARK.finditer(text):
@@ -138,7 +138,8 @@ def _fitting(atoms: Sequence[str]) -> int:
 
 
 def _good_end(atoms: Sequence[str], limit: int) -> int:
-    """Number of atoms in a subtitle, over half of `limit`: up to a sentence end, else a clause end, else `limit`."""
+    """Return the number of atoms in the next subtitle, at most `limit` and more than its half: up to the last end of a
+    sentence in this range, else of a clause, else `limit`."""
     if limit == len(atoms):
         return limit
     lengths = list(accumulate(map(len, atoms), initial=0))

@@ -1,4 +1,4 @@
-"""Finds and stores those attention heads of a checkpoint that show which text token is being spoken."""
+"""Finds and stores the attention heads of a checkpoint that show which text token is being spoken ("text heads")."""
 
 from __future__ import annotations
 
@@ -37,18 +37,17 @@ _SENTENCES = {
     ),
 }
 _VERSION = 2
-"""Part of the stored file's name; increase it when the search for heads changes, so that old files are ignored."""
+"""Part of the stored files' names; increase it when the search for heads changes, so that old files are ignored."""
 _SHIPPED = Path(__file__).parents[1] / "data" / "text-heads"
 """Folder in the package with the stored heads of the model mini."""
 _finding = threading.Lock()
 
 
 def know_heads(engine: EngineInterface, front_end: FrontEnd) -> bool:
-    """Let the engine track spoken texts by attention heads of its model; False if no head of the model is suitable.
+    """Let the engine track spoken texts by the text heads of its model. Return whether the model has suitable heads.
 
-    The first call for a checkpoint finds the heads: the model speaks a few sentences. This takes about one second on a
-    GPU and several seconds on a CPU. Later calls use the stored heads.
-    """
+    The first call for a checkpoint lets the model speak a few sentences to find the heads. This takes about one second
+    on a GPU and several seconds on a CPU. Later calls use the stored heads."""
     with _finding:
         if engine.text_heads is not None:
             return True
@@ -73,7 +72,8 @@ def know_heads(engine: EngineInterface, front_end: FrontEnd) -> bool:
 
 
 def calibration_texts(front_end: FrontEnd) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """For some sentences in a language of the model: their text ids, and the index of each word's first id."""
+    """Return, for each of six sentences in a language of the model, its text ids and the index of each word's first
+    id."""
     sentences = _SENTENCES["zh" if "en" not in front_end.card.languages else "en"]
     found = []
     for one in sentences:
@@ -90,7 +90,7 @@ def _file_of(name: str) -> Path | None:
 
 
 def _read(path: Path | None) -> tuple[TextHeads | None] | None:
-    """A tuple with the stored heads, (None,) if the model has no suitable head, or None if nothing is stored."""
+    """Return a tuple of the stored heads, (None,) if the model has no suitable head, or None if nothing is stored."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         if path is not None:
             kept = json.loads(path.read_text(encoding="utf-8"))

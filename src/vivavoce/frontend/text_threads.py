@@ -1,4 +1,4 @@
-"""Daemon threads that read texts. They are told to end before the interpreter ends."""
+"""Daemon threads that read texts. They are told to end when the interpreter exits."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from vivavoce.errors import RequestCancelled
 
 T = TypeVar("T")
 _ENDING_S = 1.0
-"""Seconds that all threads together get to end at the interpreter's exit. Reading a block of text takes about 0.3 s."""
+"""Seconds to wait for all threads together at the interpreter's exit. Reading a block of text takes about 0.3 s."""
 AT_ONCE = 4
-"""Maximum number of whole texts that an event loop reads at once; hundreds of threads would slow the engine."""
+"""Maximum number of threads that read whole texts for one event loop; hundreds of threads would slow the engine."""
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _threads: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
 """Running threads, each with the function that tells the thread to end early."""
 
 
 def start_thread(call: Callable[[], object], leave: Callable[[], object]) -> None:
-    """Run `call` in a daemon thread. leave: is called when Python ends, and makes `call` return early."""
+    """Run `call` in a daemon thread. leave: a function, called when Python ends, that makes `call` return early."""
     thread = threading.Thread(target=call, name="vivavoce-text", daemon=True)
     _threads[thread] = leave
     thread.start()
 
 
 async def in_thread(call: Callable[[], T], leave: Callable[[], object]) -> T:
-    """Await `call` in its own daemon thread, since it may wait for text; leave: tells the thread to end early."""
+    """Run `call` in a new daemon thread, since it may wait for text, and await its result. leave: a function that makes
+    `call` return early; called if the awaiting task is cancelled, or when Python ends."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -58,7 +59,7 @@ async def in_turn(call: Callable[[], T], leave: Callable[[], object]) -> T:
 
 @atexit.register
 def end_threads() -> None:
-    """End all threads; a thread that the exit interrupts inside wetext's C++ code would abort the process."""
+    """End all threads. Otherwise, a thread that is inside wetext's C++ code at the exit would abort the process."""
     until = time.monotonic() + _ENDING_S
     for leave in list(_threads.values()):
         leave()
@@ -67,7 +68,7 @@ def end_threads() -> None:
 
 
 def read_in_loop(text: AsyncIterable[str], loop: asyncio.AbstractEventLoop) -> tuple[Iterator[str], Callable[[], None]]:
-    """An iterator for a thread over the pieces of an async iterable, and a function that ends the reading.
+    """Return an iterator, for use in a thread, over the pieces of an async iterable, and a function that ends reading.
 
     A task of the event loop reads the pieces. The task stays one piece ahead of the thread.
     """

@@ -17,12 +17,10 @@ FRAME_S = 0.01
 _QUIET = 0.03
 """A frame is quiet if its level is below this fraction of the loudest frame so far (−30 dB)."""
 _PAUSE_FRAMES = 15
-"""Minimum number of quiet frames before a sound that count as a pause."""
+"""This many quiet frames before a sound, or more, are a pause."""
 _EARLY_FRAMES, _LATE_FRAMES, _FIRST_FRAMES = 10, 15, 100
-"""If, after a pause, sound begins at most this many frames before or after a word's start, the start moves there.
-
-`_FIRST_FRAMES` replaces `_LATE_FRAMES` for the first word of a segment.
-"""
+"""If sound begins after a pause, at most `_EARLY_FRAMES` before or `_LATE_FRAMES` after the word's start according to
+attention, the word's start moves there. For the first word of a segment, `_FIRST_FRAMES` replaces `_LATE_FRAMES`."""
 LEAST_WORD_S = 0.03
 
 
@@ -30,8 +28,7 @@ LEAST_WORD_S = 0.03
 class SegmentTimer:
     """Finds the times of one segment's words; more words may be appended while the segment's text still grows.
 
-    words: the spoken words in order; begin_s: seconds of audio before the segment.
-    """
+    begin_s: seconds of audio before the segment. words: the segment's words in order."""
 
     begin_s: float = 0.0
     words: list[WordSpan] = field(default_factory=list)
@@ -44,7 +41,8 @@ class SegmentTimer:
     """End of the last returned word, in seconds from the segment's beginning."""
 
     def add(self, text: str, chunk: AudioChunk, ended: bool) -> tuple[Word, ...]:
-        """Take the segment's next chunk and return the words that end in it; ended: it is the segment's last chunk."""
+        """Take the segment's next chunk, and return the words that end in it. text: the whole input text; ended: this
+        is the segment's last chunk."""
         self._listen(chunk.samples, chunk.sample_rate)
         if chunk.reached is not None:
             self._reached += chunk.reached
@@ -74,7 +72,8 @@ class SegmentTimer:
         self._left = sound[whole:]
 
     def _times(self, first: int, last: int, ended: bool) -> tuple[float, float] | None:
-        """Start and end of these tokens, in seconds from the segment's beginning; None if the end is not known yet."""
+        """Return start and end of the text tokens first … last − 1, in seconds from the segment's beginning; None if
+        the end is not known yet."""
         if not self._reached:
             return self._shared_out(first, last) if ended else None
         start_s, end_s = self._when(first), self._when(last)
@@ -86,7 +85,8 @@ class SegmentTimer:
         return self._heard(start_s, end_s, first=self._given == 0)
 
     def _together(self, ended: bool) -> list[WordSpan]:
-        """The next word, and those after it that have the same tokens, or that attention does not tell apart."""
+        """Return the next word, and the following words that share its text tokens or that attention reaches at the
+        same time."""
         group = [self.words[self._given]]
         for span in self.words[self._given + 1 :]:
             first, last = group[0].first, group[-1].last
@@ -115,7 +115,8 @@ class SegmentTimer:
 
     @staticmethod
     def _sound_after_pause(loud: NDArray[np.bool_], start: int, first: bool) -> int | None:
-        """The frame where a word begins after a pause; None if no pause is near `start`, the frame from attention."""
+        """Return the frame where a word begins after a pause; None if there is no pause near `start`, the frame where
+        the word begins according to attention. first: the word is the first of its segment."""
         pause = 1 if first else _PAUSE_FRAMES  # shorter silences are closures of plosives
         low, high = max(0, start - _EARLY_FRAMES), min(start + (_FIRST_FRAMES if first else _LATE_FRAMES), len(loud))
         begins = [at for at in range(low, high) if loud[at] and not loud[max(0, at - pause) : at].any()]
@@ -161,7 +162,7 @@ class WordTimer:
         self.segments[segment].words += words
 
     def add(self, text: str, chunk: AudioChunk, ended: bool) -> tuple[Word, ...]:
-        """Take the next chunk and return the words that end in it; ended: it is the last chunk of its segment."""
+        """Take the next chunk, and return the words that end in it; for the arguments see `SegmentTimer.add`."""
         if chunk.segment >= len(self.segments):
             return ()
         timer = self.segments[chunk.segment]
