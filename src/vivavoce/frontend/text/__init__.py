@@ -1,1 +1,1 @@
-"""Converts the text of a request to the token ids of its segments."""
+"""Converts a request's text to segments of token ids."""

@@ -1,10 +1,10 @@
-"""Splits normalised text into segments of a suitable length, and finds which characters of the input each one speaks.
+"""Splits normalised text into segments of a suitable length, and finds which input characters each segment speaks.
 
-wetext does not tell which input characters became which words, so they are found by alignment. The tokens of the input
-(words, numbers, punctuation, Chinese or Japanese characters) are matched in order with the tokens of the segments. Most
-tokens are unchanged; numbers, dates, units and abbreviations became words and match nothing. The end of a segment lies
-between two matched tokens of the input, mostly neighbours. If they are not neighbours, the end is placed at punctuation
-between them, else at a space, else in proportion to the length of the words.
+The normaliser wetext does not tell which input characters became which words; an alignment finds them. The tokens of
+the input (words, numbers, punctuation, Chinese or Japanese characters) are matched in order with the tokens of the
+segments. Most tokens are unchanged. Numbers, dates, units and abbreviations became words and match nothing. The end of
+a segment lies between two matched tokens of the input. If there are other tokens between these two, the end is placed
+at punctuation between them, else at a space, else in proportion to the length of the words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLOSING_QUOTES = '"”'
 _FINAL_MARK: dict[Language, str] = {"zh": "。", "ja": "。"}
 _ENDED = regex.compile(r"""[\p{Sentence_Terminal}…:：;；]["'*_\p{Pe}\p{Pf}“«\s]*\Z""")
 _LONGEST_SENTENCE = 2_000
-"""Maximum number of characters of a sentence whose end has not arrived; a longer one is cut."""
+"""Text without a sentence end is cut when it is longer than this number of characters."""
 
 _ONLY_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]*")
 _AFTER_COMMA = regex.compile(r"[，、]|,(?=\s)")
@@ -54,7 +54,7 @@ _OPENING = regex.compile(r"""["'*_\p{Ps}\p{Pi}]+\Z""")
 
 
 def is_only_punctuation(text: str) -> bool:
-    """Whether every character is punctuation or a symbol (Unicode P or S); true for the empty text."""
+    """Return whether every character is punctuation or a symbol (Unicode P or S); true for the empty text."""
     return _ONLY_PUNCTUATION.fullmatch(text) is not None
 
 
@@ -74,11 +74,10 @@ def split_paragraph(
     after it that is known so far.
 
     `length` measures text (in characters for zh, in tokens otherwise). A segment ends if it is longer than
-    `token_min_n` and the next sentence would make it longer than `token_max_n`; so a long sentence stays whole. A last
-    segment that is shorter than `merge_len` is joined to the previous one. A text without final punctuation gets a full
-    stop; a text of punctuation only gives no segment. Languages other than zh and en keep all marks and use
-    `ends_sentence`.
-    """
+    `token_min_n` and the next sentence would make it longer than `token_max_n`; so a long sentence stays whole. If the
+    last segment is shorter than `merge_len`, it is joined to the previous segment. A text without final punctuation
+    gets a full stop; a text of punctuation only gives no segment. For languages other than zh and en, `ends_sentence`
+    finds the sentences, and all marks stay in the text. comma_split: for zh and en, also split at commas."""
     if lang == "zh" or lang == "en":
         marks = _SENTENCE_MARKS[lang] + (_COMMAS if comma_split else "")
         sentences = _sentences(text, marks, _FINAL_MARK.get(lang, "."))
@@ -87,7 +86,7 @@ def split_paragraph(
     closed, current, current_length = "", "", 0
     for sentence in sentences:
         joined = current + sentence
-        joined_length = length(joined)  # measured once only: for English this runs the tokenizer
+        joined_length = length(joined)  # measured only once, because for English this runs the tokenizer
         if joined_length > token_max_n and current_length > token_min_n:
             if closed:
                 yield closed, current
@@ -123,7 +122,7 @@ def _sentences(text: Iterable[str], marks: str, final_mark: str) -> Iterator[str
 
 
 def _written_sentences(text: str, lang: Language, final_mark: str) -> Iterator[str]:
-    """Split a text at sentence ends. White space between two sentences belongs to the second one."""
+    """Split a text at sentence ends. White space between two sentences belongs to the second sentence."""
     start = 0
     for mark in MARK.finditer(text):
         before = text[max(0, mark.start() - MAX_HELD) : mark.start()]
@@ -139,7 +138,8 @@ def cut_long(text: str, length: Callable[[str], int], limit: int) -> list[str]:
     """Cut a text in two, and each part again, until `length` of every part is at most `limit`.
 
     Each cut is near the middle: if possible after a comma, else after white space, else between two characters, but
-    never inside a tag such as `[laughter]`. The joined parts are the text. A single character is never cut.
+    not inside a tag such as `[laughter]`, if the text has more than this tag. A single character is never cut. The
+    parts, joined, are the text.
     """
     if len(text) < 2 or length(text) <= limit:
         return [text]
@@ -158,7 +158,7 @@ def _cut_near_middle(text: str) -> int:
 
 
 class TextSegment(NamedTuple):
-    """A segment. spoken: its words for the model; it speaks the characters start … end − 1 of the text.
+    """A segment. spoken: its normalised text. It speaks the characters start … end − 1 of the text.
 
     rate: factor that multiplies the request's speed. pause_s: seconds of silence, for a segment without words.
     """
@@ -175,10 +175,10 @@ def find_spans(
 ) -> Iterator[TextSegment]:
     """Yield each segment with its range of characters in `text`. The ranges are in order and cover the whole text.
 
-    pieces: lists of segments, each together with the text after it that is known so far. said: for each block of the
-    text, the block's end in the text and its normalised words; this list grows while pieces arrive. A segment is
-    yielded as soon as it is known whether another one follows. Closing quotes and white space after a segment belong to
-    it. A range is empty if several segments speak the same character.
+    pieces: lists of segments, each list with the text after it that is known so far. said: for each block of the text,
+    the block's end in the text and its normalised words; this list grows while pieces arrive. A segment is yielded as
+    soon as it is known whether another segment follows. Closing quotes and white space after a segment belong to the
+    segment. A range is empty if several segments speak the same character.
     """
     aligned, start, waiting = _Aligned(text, said), 0, deque[str]()
     for segments, following in chain(pieces, (((), None),)):
@@ -226,7 +226,7 @@ class _Aligned:
     def _cut(self, said: int) -> int:
         following = min(bisect_left(self._pairs, said, lo=1, key=lambda pair: pair[2]), len(self._pairs) - 1)
         (before, start, said_before, said_start), (end, _, said_end, _) = self._pairs[following - 1 : following + 1]
-        if said_start > said:  # the segment ends inside a matched token: a long word was cut
+        if said_start > said:  # the segment ends inside a matched token: `cut_long` cut a long word
             return min(before + said - said_before, start)
         last = bisect_left(self._said, (said,)) - 1
         if last < 0 or self._said[last][1] <= said_start:
@@ -255,7 +255,8 @@ class _Aligned:
 
 
 def tokens_of(text: str, start: int = 0, end: int | None = None) -> tuple[list[tuple[int, int]], list[str]]:
-    """The tokens of a text (word, number, punctuation, CJK character): their spans, and keys to compare them by."""
+    """Find the tokens of a text (words, numbers, punctuation, CJK characters). Return their spans and their keys: two
+    tokens match if their keys are equal."""
     tokens = list(_TOKEN.finditer(text, start, end))
     keys = {word: _key(word) for word in {token[0] for token in tokens}}
     return [token.span() for token in tokens], [keys[token[0]] for token in tokens]
@@ -268,7 +269,7 @@ def _key(token: str) -> str:
 
 
 def matches(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs of indices of a longest common subsequence in both sequences, in ascending order."""
+    """Find a longest common subsequence. Return its elements' pairs of indices (in `one`, in `other`), ascending."""
     unequal = (place for place, (token, beside) in enumerate(zip(one, other, strict=False)) if token != beside)
     same = next(unequal, min(len(one), len(other)))
     rest = _longest_common(one[same:], other[same:])
@@ -276,10 +277,10 @@ def matches(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs of indices of a longest common subsequence (LCS), by bit-parallel rows (Hyyrö, "Bit-parallel LCS-length
-    computation revisited", 2004). Bit i of row j is 0 if the LCS with other[:j + 1] is longer for one[:i + 1] than for
-    one[:i].
-    """
+    """Do as `matches`, by bit-parallel rows (Hyyrö, "Bit-parallel LCS-length computation revisited", 2004).
+
+    Bit i of row j is 0 if the longest common subsequence of one[:i + 1] and other[:j + 1] is longer than that of
+    one[:i] and other[:j + 1]."""
     places: dict[str, int] = {}
     for place, token in enumerate(one):
         places[token] = places.get(token, 0) | 1 << place

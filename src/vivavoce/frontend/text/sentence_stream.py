@@ -23,7 +23,7 @@ MAX_HELD = 300
 
 
 class Sentence(NamedTuple):
-    """A sentence without the white space around it; start: its first character's position in all pieces together."""
+    """A sentence without the white space around it; start: position of its first character in the joined pieces."""
 
     text: str
     start: int
@@ -35,20 +35,21 @@ class Sentence(NamedTuple):
 
 
 class _Amount(NamedTuple):
-    """A minimum length in words, or in Chinese and Japanese characters; mixed text adds the fractions of both."""
+    """A minimum length: `words`, or `characters` in Chinese and Japanese; mixed text adds the fractions of both."""
 
     words: int
     characters: int
 
 
 _LEAST = _Amount(words=3, characters=5)
-"""A sentence shorter than this is joined with the next one: two words alone sound bad, and cost as much as ten."""
+"""A shorter sentence is joined with the next one: two words alone sound bad, and take as much work as ten words."""
 _FIRST_CLAUSE = _Amount(words=8, characters=20)
 """A first sentence of at least this length is cut at the end of a clause, so that speech starts soon."""
 _ANYTHING = _Amount(words=1, characters=1)
 
 LOOKAHEAD = 8
-"""Maximum number of white-space characters skipped to see what follows a mark; after more, a new sentence starts."""
+"""Maximum number of white-space characters between a mark and the character that decides about the sentence's end;
+after more white space, a new sentence starts."""
 _LONGEST_ABBREVIATION = 24
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _CLOSING = r"""["'*_\p{Pe}\p{Pf}]{0,8}"""
@@ -78,13 +79,13 @@ _BEFORE_NAMES = regex.compile(
     r"|st|supt|vs",
     regex.IGNORECASE,
 )
-# German ordinals, and abbreviations of languages other than English that hardly ever end a sentence.
+# German ordinals, and abbreviations in languages other than English, that hardly ever end a sentence.
 _ELSEWHERE = regex.compile(
     r"(?<![\p{L}\p{N}.,:/])(?:\d{1,2}|bzw|evtl|ggf|inkl|nr|sog|\p{L}*str|vgl|zzgl|avda?|dra|ee|núm|págs?|sra?s?|srta|uds?|bd|env"
     r"|avv|dott|ing|pag|sigg?|акад|гр|др|им|кв|коп|мин|млн|млрд|обл|пер|пл|пр|просп|проф|рис|руб|см|ст|стр|тел|тов|тыс|ул)\Z",
     regex.IGNORECASE,
 )
-# Abbreviations that may end a sentence, except before a lower-case letter or a number; includes words without a vowel.
+# Abbreviations, or words without a vowel: they end a sentence only if neither a lower-case letter nor a digit follows.
 _BEFORE_LOWER_CASE = regex.compile(
     r"al|approx|apr|art|assn|assoc|aug|ave|bros|ca|co|corp|dec|dept|eds?|eq|esp|est|etc|excl|ext|feb|figs?|fri|govt|ibid"
     r"|incl?|inst|jan|ju[ln]|mar|max|min|misc|mon|nos?|nov|oct|op|oz|resp|sat|sec|sept?|seq|sun|tel|temp|thu(rs?)?"
@@ -94,12 +95,12 @@ _BEFORE_LOWER_CASE = regex.compile(
 
 
 def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) -> Iterator[Sentence]:
-    """The sentences of a text that arrives in pieces; see `SentenceSplitter`.
+    """Yield the sentences of a text that arrives in pieces, as `SentenceSplitter` finds them.
 
-    marks: the model's special tokens, to read brackets and SSML; None: both are plain text. An SSML document is a
-    single sentence, no sentence ends inside a bracket or fenced code, and pauses before the first words belong to the
-    first sentence. InvalidText: a piece or the SSML is too long or not a text; the SSML or a bracket is invalid.
-    """
+    marks: the model's special tokens, to interpret brackets and SSML; if None, brackets and SSML are plain text. An
+    SSML document is a single sentence, no sentence ends inside a bracket or fenced code, and pauses before the first
+    words belong to the first sentence. Raises InvalidText if a piece or the SSML is too long or not a string, or if the
+    SSML or a bracket is invalid."""
     if marks is None:
         yield from _split(pieces)
         return
@@ -118,7 +119,7 @@ def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) 
 
 
 class KeptPieces:
-    """Iterates over pieces of a text, and joins them."""
+    """Iterates over pieces of a text, and keeps the pieces joined for `between`."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
         self._pieces, self._text, self._start = pieces, "", 0
@@ -129,7 +130,7 @@ class KeptPieces:
             yield piece
 
     def between(self, low: int, high: int) -> str:
-        """The text between two characters; what stands before it is forgotten."""
+        """Return the characters low … high − 1 of the text, and forget the characters before `low`."""
         self._text, self._start = self._text[low - self._start :], low
         return self._text[: high - low]
 
@@ -148,11 +149,11 @@ class SentenceSplitter:
     brackets, if white space or a Chinese or Japanese sentence follows. Marks in numbers, addresses, abbreviations and
     German ordinals do not end a sentence. A sentence shorter than `_LEAST` is joined with the next sentence of its
     line; text without a word is joined across lines. The first sentence may end at a comma, semicolon, colon or dash
-    after `_FIRST_CLAUSE`. Text longer than `MAX_HELD` is cut at the last clause end, else at white space, else
-    anywhere.
+    if it is as long as `_FIRST_CLAUSE`. Text longer than `MAX_HELD` is cut at the last clause end, else at white
+    space, else anywhere.
 
-    White space around sentences is removed; nothing else is. The cuts depend only on the text, not on its pieces. Each
-    sentence contains a letter or a number, except perhaps the last sentence, or one that was cut for its length.
+    Only white space around sentences is removed. The cuts depend only on the text, not on its pieces. Each sentence
+    contains a letter or a number, except perhaps the last sentence, or a sentence that was cut for its length.
     """
 
     def __init__(self) -> None:
@@ -165,7 +166,7 @@ class SentenceSplitter:
 
     def add(self, piece: str) -> Iterator[Sentence]:
         check_length(piece)
-        # Short steps keep `_held` short, so that a long piece costs no more time than many short pieces.
+        # Short steps keep `_held` short, so that a long piece takes no more time than many short pieces.
         for start in range(0, len(piece), MAX_HELD):
             self._hold(self._held + piece[start : start + MAX_HELD])
             while cut := self._next_cut():
@@ -189,7 +190,7 @@ class SentenceSplitter:
         self._start += len(text) - len(self._held)
 
     def _next_cut(self) -> int | None:
-        """The end of the sentence in `_held`; None if it is not known yet."""
+        """Return the end of the first sentence in `_held`; None if the end is not known yet."""
         for mark in MARK.finditer(self._held, self._searched):
             if mark.end() > MAX_HELD:
                 break
@@ -233,13 +234,15 @@ class SentenceSplitter:
         last_space = max((at for at, character in enumerate(window) if character.isspace()), default=0)
         if last_space:
             return last_space
-        # Do not cut between a character and its combining marks, unless the whole window is one such character.
+        # Do not cut between a character and its combining marks, unless the whole window is one character with marks.
         ends = (match.end() for match in regex.finditer(r"\X", window))
         return max((end for end in ends if end <= MAX_HELD), default=MAX_HELD)
 
 
 def ends_sentence(before: str, stop: str, closing: str, after: str, language: Language | None) -> bool | None:
-    """Whether a stop ends a sentence; None: not known yet. after: the next characters, at most `LOOKAHEAD` + 1."""
+    """Return whether a mark ends a sentence, or None if that is not known yet. before: the text before the mark. stop:
+    the mark, such as "." or "?!". closing: the quotes and brackets after it. after: the next 1 to `LOOKAHEAD` + 1
+    characters after these. language: the language of the text before, if known."""
     if stop[-1] in "。！？｡":
         return not (closing and "ぁ" <= after[0] <= "ん")  # 「はい。」と: the sentence continues after the quote
     is_ellipsis = _ELLIPSIS.fullmatch(stop) is not None
@@ -261,7 +264,8 @@ def ends_sentence(before: str, stop: str, closing: str, after: str, language: La
         if told == "de" if word.isdigit() else told not in ("en", "zh"):
             return False
     is_abbreviation = _BEFORE_LOWER_CASE.fullmatch(word) is not None
-    # After these, a lower-case letter continues the sentence: `"Really?" he asked (as always!) and left...`
+    # After an abbreviation, an ellipsis or a closing quote or bracket, a lower-case letter continues the sentence:
+    # `"Really?" he asked (as always!) and left...`
     if not (is_abbreviation or is_ellipsis or closing) or _LINE.match(after):
         return True
     if not following:
@@ -270,7 +274,7 @@ def ends_sentence(before: str, stop: str, closing: str, after: str, language: La
 
 
 def _ends_clause(before: str, clause: str, after: str) -> bool:
-    """Whether commas, colons or dashes separate clauses, and are not part of a number, a word or an address."""
+    """Return whether commas, colons or dashes separate clauses, and are not part of a number, a word or an address."""
     if clause[-1] in "-–":
         return before[-1:].isspace() and after[0].isspace()
     if clause[-1] in "，；：、､—":

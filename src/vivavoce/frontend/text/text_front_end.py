@@ -42,8 +42,8 @@ from vivavoce_textnorm import (
 )
 
 MAX_SEGMENT_TOKENS = 200
-"""Maximum number of text tokens in a segment, up to a minute of English; a longer segment is cut. Speech may last 20
-speech tokens for each of them, and has to fit into a slot of the language model together with the prompt."""
+"""Maximum number of text tokens in a segment, up to a minute of English; a longer segment is cut. The speech may have
+20 speech tokens per text token, and must fit into a slot of the language model together with the prompt."""
 
 _SAMPLES: dict[Language, str] = {
     "en": "It is 11:42, and 3 km cost $4.50.",
@@ -67,19 +67,21 @@ _SYMBOLS = regex.compile(rf"{_SYMBOL}(?:{_SYMBOL}|[\u200D\U000E0020-\U000E007F])
 _SPACES = regex.compile(r" {2,}")
 _SPACE_BEFORE_MARK = regex.compile(r" (?=[.,!?;:…)”’]|\Z)|\A ")
 _UNITS = regex.compile(r"(?<=\p{N}\s?[kMG]?)[\u03A9\u2126]|(?<=\p{N}\s?)\u03BC(?=\p{Latin}|\u03A9)")
-"""Greek letters in units (10 Ω, 5 μg). Normalisation reads them as words, so a model need not know them."""
+"""Greek letters in units (10 Ω, 5 μg). Normalisation replaces them with words, so a model need not know them."""
 
 
 class TextFrontEnd:
     """Prepares text as CosyVoice2's official front end does, but refuses bad input and limits the length of segments.
 
-    The results equal those of the official code, except that: a text with nothing to speak is refused; segments with
-    too many tokens are cut; a text longer than 500 characters is normalised block by block, each block only when its
-    segments are needed; text in languages other than English and Chinese is not normalised. Thread-safe.
+    With official rules, the results equal those of the official code, except that: a text with nothing to speak is
+    refused; segments with too many tokens are cut; a text longer than 500 characters is normalised block by block, each
+    block only when its segments are needed; text in languages other than English and Chinese is not normalised.
+    Thread-safe.
 
-    scripts: the scripts that a model was trained on, such as `frozenset({"Latin"})`. Letters of other scripts are then
-    refused, and symbols that remain after normalisation are left out. processes: number of processes that normalise
-    texts, because a block can hold the GIL for up to 0.2 s; 0: normalise in this process.
+    scripts: the scripts that a model was trained on, such as `frozenset({"Latin"})`; letters of other scripts are
+    refused, and symbols that remain after normalisation are left out. None: the model knows all scripts. processes:
+    number of further processes that normalise texts, because a block can hold the GIL for up to 0.2 s; with 0, this
+    process normalises them.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class TextFrontEnd:
         """Raises `CheckpointError` if `scripts` contains an unknown name."""
         self._tokenizer, self.marks = tokenizer, tokenizer.marks
         self.encode = tokenizer.encode
-        """Encode a segment or a normalised transcript. `InvalidText`: the vocabulary cannot encode a character."""
+        """Encode a segment or a normalised transcript, see `TextTokenizer.encode`."""
         self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
         self._foreign = None if scripts is None else _letters_of_others(scripts)
         digits_in_chinese = scripts is None or "Han" in scripts
@@ -104,7 +106,7 @@ class TextFrontEnd:
         self._max_tokens = MAX_SEGMENT_TOKENS
 
     def as_written(self) -> TextFrontEnd:
-        """A copy that does not normalise texts, and splits them only if they have too many tokens."""
+        """Return a copy that does not normalise texts, and splits them only if they have too many tokens."""
         plain = copy(self)
         plain._official = plain._processes = None
         return plain
@@ -133,13 +135,12 @@ class TextFrontEnd:
     def segments(self, text: str, language: str | None = None, reading: Normalization = "official") -> list[str]:
         """Normalise a text and split it into segments; at least one segment has something to speak.
 
-        Text that contains both `<|` and `|>` is neither normalised nor split into sentences, as in the official code.
-
-        language: one of nine languages. Its rules split the text; the rules of "en" and "zh" also normalise it. None:
-        detect the language (either English or Chinese if there are `scripts`). Raises `InvalidRequest` for another
-        language, or if the model does not know the script. Raises `InvalidText` if the text has nothing to speak, is
-        longer than `MAX_TEXT_CHARS`, or has control characters, lone surrogates or characters that the model lacks.
-        """
+        With official rules, text that contains both `<|` and `|>` is neither normalised nor split into sentences, as in
+        the official code. language: a language or tag that `parse_language` knows; its rules split and normalise the
+        text (official rules normalise only "en" and "zh"). If None, the language is detected (only English or Chinese
+        if there are `scripts`). Raises `InvalidRequest` for another language, or if the model does not know its script.
+        Raises `InvalidText` if the text has nothing to speak, is longer than `MAX_TEXT_CHARS`, or has control
+        characters, lone surrogates or characters that the model lacks."""
         return [one.spoken for one in self.located(text, language, reading=reading)]
 
     def located(
@@ -150,15 +151,15 @@ class TextFrontEnd:
         reading: Normalization = "official",
         how: Settings = Settings(),
     ) -> Iterator[TextSegment]:
-        """`segments`, each with the range of characters that it speaks; the ranges are in order and cover the text.
+        """Yield the segments of `segments`, each with the range of characters that it speaks. The ranges are in order
+        and cover the text.
 
         A segment is yielded as soon as no later text can change it. The whole text is checked before the first segment.
-        Natural rules also normalise a text with `<|` and `|>`, but not the part between them. how: options of natural
-        rules. A text may consist of pauses only.
-        """
+        Natural rules also normalise a text with `<|` and `|>`, but not the part between them. A text may consist of
+        pauses only. how: options of natural rules. Raises RequestCancelled if `cancelled` returns True."""
         self._check(text)
         wanted, begun = self._wanted(language), list[TextSegment]()
-        # The rules read signs in short texts as words, so a short text of signs only may be speakable.
+        # The rules may replace signs with words, so a text of signs may be speakable: try this if the text is short.
         if len(text) <= MAX_BLOCK_CHARS or is_speakable(text):
             found = self._segments(text, wanted, self._normalizer(reading, text, how), cancelled)
             for one in found:
@@ -218,10 +219,9 @@ class TextFrontEnd:
         return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), said)
 
     def normalize(self, text: str, language: str | None = None) -> str:
-        """Normalise a text, such as a transcript, without splitting it; "" if it is empty or only white space.
+        """Normalise a text, such as a transcript, without splitting it. Return "" if it is only white space.
 
-        Uses the official rules, or the natural rules if the official ones are not installed.
-        """
+        Uses the official rules, or the natural rules if the official rules are not installed."""
         text = TextFilter("read").add(text, is_last=True)
         self._check(text)
         system, said = self.part(text)
@@ -240,9 +240,9 @@ class TextFrontEnd:
     ) -> NormalizedText:
         """Normalise a text into pieces, each with the rule that changed it; official rules give a single piece.
 
-        language: with natural rules also "yue". how: options of natural rules. reasoning: see `TextFilter`. A piece
-        from which only this filter removed characters has the rule "left out". Raises the errors of `normalize`.
-        """
+        language: as in `segments`; with natural rules also "yue". how: options of natural rules. reasoning: see
+        `TextFilter`; if only this filter removed characters of a piece, the piece has the rule "left out". Raises the
+        errors of `normalize`."""
         text_filter = TextFilter(reasoning)
         found = self._explain(text_filter.add(text, is_last=True), language, reading, how).pieces
         ends = [0, *(text_filter.original(one.end) for one in found)]
@@ -265,7 +265,7 @@ class TextFrontEnd:
         return NormalizedText(text, (*((Piece(0, at, system),) if at else ()), *moved))
 
     def part(self, text: str) -> tuple[str, str]:
-        """Split a text into its system prompt with the mark at its end ("" if not CosyVoice3) and the spoken text."""
+        """Split a text into its system prompt with the end mark ("" without one or if not CosyVoice3) and the rest."""
         if not self._tokenizer.prompted:
             return "", text
         check_length(text)
@@ -279,11 +279,12 @@ class TextFrontEnd:
         reading: Normalization = "official",
         how: Settings = Settings(),
     ) -> Iterator[tuple[str, int]]:
-        """The words of an arriving text, each with the number of characters read; only natural rules normalise them."""
+        """Yield the next words of a text that arrives in pieces, each time with the number of characters read so far.
+        Only natural rules normalise the words."""
         return self._normalizer(reading, how=how).words(pieces, self._wanted(language))
 
     def words(self, text: str, spoken: str, start: int = 0) -> tuple[WordSpan, ...]:
-        """The words of a text, each with its ids in `encode(spoken)`; start: the text's position in the input."""
+        """Return the words of a segment's written text, each with its ids in `encode(spoken)`, see `words_of`."""
         return words_of(text, spoken, self._tokenizer.places(spoken), start)
 
     def encode_piece(self, text: str) -> tuple[int, ...]:
@@ -291,7 +292,7 @@ class TextFrontEnd:
         return self._tokenizer.encode(self.piece(text))
 
     def piece(self, text: str) -> str:
-        """The text that `encode_piece` encodes: without symbols if the model has `scripts`."""
+        """Return the text that `encode_piece` encodes: without symbols if the model has `scripts`."""
         return text if self._scripts is None else drop_symbols(text)
 
     def _check(self, text: str) -> None:
@@ -300,7 +301,7 @@ class TextFrontEnd:
         self.check(text)
 
     def check(self, text: str) -> None:
-        """Raise `InvalidText` if the model does not know a letter's script. Texts may have any length."""
+        """Raise `InvalidText` if the model does not know a letter's script. The text may have any length."""
         check_kind("text", text, str, "give a string")
         foreign = [] if self._foreign is None else list(dict.fromkeys(self._foreign.findall(_UNITS.sub("", text))))
         if foreign:
@@ -344,14 +345,14 @@ class TextFrontEnd:
 
 
 def _code(tag: str | None) -> Language | None:
-    """The language code of a tag such as en-GB; None for a language without rules."""
+    """Return the language code of a tag such as en-GB; None for a language without rules."""
     return next((one for one in get_args(Language) if one == (tag or "").partition("-")[0]), None)
 
 
 def _letters_of_others(scripts: frozenset[str]) -> regex.Pattern[str]:
-    """A pattern of letters outside these scripts, which have Unicode names such as `Latin`, `Han` or `Cyrillic`.
+    """Compile a pattern for letters outside these scripts. scripts: Unicode names such as `Latin`, `Han` or `Cyrillic`.
 
-    A letter belongs to the scripts of its Unicode property Script_Extensions. The pattern never matches letters common
+    A letter belongs to the scripts in its Unicode property Script_Extensions. The pattern does not match letters common
     to all scripts, digits, punctuation and combining marks.
     """
     own = "".join(rf"\p{{Script_Extensions={name}}}" for name in (*sorted(scripts), "Common", "Inherited"))

@@ -1,4 +1,4 @@
-"""The text of a request before normalisation: options of reading, and a filter that removes unspeakable characters."""
+"""The text of a request before normalisation: its options, and a filter that removes characters not to be spoken."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _MOST_HELD = 240
 
 
 def parse_language(name: str) -> str | None:
-    """The language code for a code (en, eng), a tag (en-US, zh_CN) or an English name; None for "auto".
+    """Return the language code for a code (en, eng), a tag (en-US, zh_CN) or an English name; None for "auto".
 
-    English of a country that writes the day before the month gives `DAY_FIRST`.
+    English of a country that writes the day before the month gives `DAY_FIRST`. Raises InvalidRequest for other names.
     """
     known = str(name).strip().lower()
     tag = known.replace("_", "-")
@@ -73,7 +73,7 @@ def one_of(names: tuple[Any, ...], field: str, name: str, remedy: str = "choose 
 
 
 def readable(text: str) -> str:
-    """The text, valid for UTF-8: surrogate pairs become one character, a lone surrogate becomes U+FFFD."""
+    """Make a text valid for UTF-8: a surrogate pair becomes one character, a lone surrogate becomes U+FFFD."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -82,9 +82,9 @@ class TextFilter:
 
     A UTF-16 surrogate pair becomes one character. Lone surrogates, U+FFFD (the mark of lost characters), control
     characters other than white space, and terminal colour codes are removed. Reasoning of a chat model, from `<think>`
-    or the like to its closing tag or the text's end, becomes one space, as does a call of a tool (`<tool_call>{`); with
-    reasoning="read", words of reasoning stay. If the whole text comes as one piece, all before a `</think>` that was
-    not opened, and that ends a line or touches a capital letter, is reasoning, too.
+    or a similar tag to its closing tag or the text's end, becomes one space; with reasoning="read", only its tags do. A
+    call of a tool (`<tool_call>{`) always becomes one space. If the whole text comes as one piece, the text before a
+    `</think>` without `<think>` is reasoning, too, if the tag ends a line or a capital letter follows at once.
     """
 
     def __init__(self, reasoning: Reasoning = "silent") -> None:
@@ -96,7 +96,8 @@ class TextFilter:
         """The number of characters that have gone through the filter so far."""
 
     def add(self, piece: str, is_last: bool = False) -> str:
-        """Return filtered text that later pieces cannot change. InvalidText: the piece is too long or not a string."""
+        """Add a piece, and return the filtered text that later pieces cannot change any more; `is_last` returns all.
+        Raises InvalidText if the piece is too long or not a string."""
         check_length(piece)
         if not (self._held or self._open or _SUSPECT.search(piece)):
             self.taken, self._kept = self.taken + len(piece), self._kept + len(piece)
@@ -125,11 +126,11 @@ class TextFilter:
 
     @property
     def open_tag(self) -> str:
-        """The tag of the reasoning that is being removed where the text so far ends; "" outside of reasoning."""
+        """The tag of the reasoning or tool call that is not closed yet, and is being removed; "" if there is none."""
         return f"<{self._open}>" if self._open else ""
 
     def original(self, at: int) -> int:
-        """Convert a position in the filtered text to the position in the original text; end maps to end."""
+        """Convert a position in the filtered text to the position in the original text."""
         if at >= self._kept:
             return self.taken
         return at + self._moved[bisect_right(self._moved, at, key=lambda one: one[0]) - 1][1]

@@ -2,7 +2,7 @@
 
 A checkpoint's folder `CosyVoice-BlankEN` contains `vocab.json`, `merges.txt` and `tokenizer_config.json`, or all of
 them in one `tokenizer.json`. A CosyVoice 1 checkpoint has no vocabulary: it uses Whisper's, which is part of this
-package. transformers, tiktoken and network access are not needed.
+package. Neither transformers nor tiktoken nor network access is needed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _WORDS = (
 )
 _HIDDEN = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
 _BYTES = [chr(0x100 + _HIDDEN.index(byte)) if byte in _HIDDEN else chr(byte) for byte in range(256)]
-"""GPT-2's byte-level BPE writes each byte as a character: printable bytes as themselves, others from U+0100 on."""
+"""The character for each byte, as in GPT-2's byte-level BPE: printable bytes as themselves, others from U+0100 on."""
 _REMEDY = "copy the model's CosyVoice-BlankEN folder again, whole"
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
@@ -82,7 +82,7 @@ class TextTokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, special: Sequence[str] = SPECIAL_TOKENS) -> None:
-        """special: the model's special tokens; those that `tokenizer` does not know get the next free ids."""
+        """special: the model's special tokens; if `tokenizer` does not know a token, it gets the next free id."""
         prompted = PRONUNCIATION_TOKENS[-1] in special
         tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
         self.prompted = prompted
@@ -95,9 +95,9 @@ class TextTokenizer:
     def from_folder(cls, folder: Path) -> TextTokenizer:
         """Read `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`, from the folder.
 
-        The yaml next to the folder decides the special tokens; without a yaml they are CosyVoice2's. For CosyVoice 1,
-        Whisper's tokenizer is used instead of the folder. Raises `CheckpointError` if a file is missing or unusable.
-        """
+        The checkpoint's yaml, in the parent folder, decides which special tokens are added; without it, CosyVoice2's
+        are. For CosyVoice 1, Whisper's tokenizer is used instead of the folder. Raises `CheckpointError` if a file is
+        missing or unusable."""
         known = any((folder.parent / name).is_file() for name in YAML_OF.values())
         beside = detect_generation(folder.parent) if known else None
         if beside is Generation.V1:
@@ -110,8 +110,7 @@ class TextTokenizer:
     def marks(self) -> frozenset[str]:
         """The special tokens for sounds, stress and phones in a text, such as `[laughter]`.
 
-        CosyVoice 1 was trained with some of CosyVoice2's special tokens, which its vocabulary encodes in several ids.
-        """
+        CosyVoice2's tokens are always included: CosyVoice 1 was trained with some, each encoded in several ids."""
         known = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         return frozenset(one for one in known.union(SPECIAL_TOKENS) if not one.startswith("<|"))
 
@@ -119,7 +118,7 @@ class TextTokenizer:
         return self._added.split(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Encode a text. `InvalidText`: the vocabulary cannot encode a character, or the text has a lone surrogate."""
+        """Encode a text. Raises `InvalidText` for a lone surrogate, or a character that the vocabulary lacks."""
         check_surrogates(text)
         if self._missing_bytes:  # BPE silently drops a character if one of its bytes is missing
             plain = unicodedata.normalize("NFC", self._added.sub("", text))
@@ -132,7 +131,7 @@ class TextTokenizer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """For each id of `encode(text)`, the range of characters that the id encodes."""
+        """Return, for each id of `encode(text)`, the range (first, last + 1) of characters that the id encodes."""
         return [(low, high) for low, high in self._tokenizer.encode(text, add_special_tokens=False).offsets]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -140,7 +139,7 @@ class TextTokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token, spelled as in the vocabulary; None if the vocabulary lacks it."""
+        """Return the id of a token, spelled as in the vocabulary; None if the vocabulary lacks the token."""
         return self._tokenizer.token_to_id(token)
 
     def to_json(self) -> str:
@@ -188,7 +187,7 @@ def _read_whisper() -> Tokenizer:
     for line in WHISPER.read_bytes().splitlines():
         token, rank = line.split()
         vocabulary["".join(map(_BYTES.__getitem__, base64.b64decode(token)))] = int(rank)
-    # Merge as tiktoken does: any two neighbours that together are a token, in the order of the token's rank.
+    # Merge as tiktoken does: any two neighbours that together form a token, the token of the lowest rank first.
     splits = ((token[:place], token[place:]) for token in vocabulary for place in range(1, len(token)))
     merges = [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
@@ -231,7 +230,7 @@ def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def _missing_bytes(tokenizer: Tokenizer) -> frozenset[int]:
-    """The bytes for which the vocabulary has no token; a small vocabulary may lack some."""
+    """Return the bytes for which the vocabulary has no token; a small vocabulary may lack some bytes."""
     return frozenset(byte for byte, symbol in enumerate(_BYTES) if tokenizer.token_to_id(symbol) is None)
 
 

@@ -24,7 +24,7 @@ _Range = tuple[int, int]
 
 
 class WordSpan(NamedTuple):
-    """A word: characters start … end − 1 of the input, spoken by the text ids first … last − 1 of its segment.
+    """A word: characters start … end − 1 of the input, which the text ids first … last − 1 of its segment speak.
 
     The ids of punctuation after the word are excluded.
     """
@@ -36,11 +36,10 @@ class WordSpan(NamedTuple):
 
 
 def words_of(text: str, spoken: str, places: Sequence[_Range], start: int = 0) -> tuple[WordSpan, ...]:
-    """The words of a segment's text that are spoken, in order; silent words are left out.
+    """Find the words of a segment's text that are spoken, in order; silent words are left out.
 
-    spoken: the normalised text. places: range of characters for each id of `spoken`. start: position of the text's
-    first character in the input.
-    """
+    text: the written text. spoken: the normalised text. places: range of characters for each id of `spoken`. start:
+    position of the text's first character in the input."""
     written = [found.span() for found in _WORD.finditer(text)]
     ids = [(high - len(spoken[low:high].lstrip()), high) for low, high in places]
     spans = []
@@ -53,10 +52,10 @@ def words_of(text: str, spoken: str, places: Sequence[_Range], start: int = 0) -
 
 
 def _shares(text: str, spoken: str, written: Sequence[_Range]) -> list[_Range]:
-    """The range of `spoken` that speaks each written word.
+    """Return, for each written word, the range of characters of `spoken` that speaks the word.
 
-    Words that both texts contain are aligned. Written words between two aligned words, such as numbers, share the
-    spoken text between them in proportion to the lengths of the written words.
+    Words that both texts contain are aligned. The written words between two aligned words, such as numbers, divide the
+    spoken text there in proportion to their lengths.
     """
     plain, anchors = without_markup(text), list[_Range | None]([None] * len(written))
     for (begin, _), (low, high) in _aligned(text, plain, spoken):
@@ -69,7 +68,7 @@ def _shares(text: str, spoken: str, written: Sequence[_Range]) -> list[_Range]:
             waiting.append(number)
             continue
         words, waiting = [plain[slice(*written[one])] for one in waiting], []
-        if shares and not any(map(_READ.search, words)):  # "dollars", after "million" for "$2 million", belongs to it
+        if shares and not any(map(_READ.search, words)):  # "dollars" in "two million dollars" belongs to "million"
             past = max(shares[-1][1], anchor[0])
             shares[-1] = shares[-1][0], past
         shares += _divided(spoken, past, anchor[0], words)
@@ -80,10 +79,10 @@ def _shares(text: str, spoken: str, written: Sequence[_Range]) -> list[_Range]:
 
 
 def _aligned(text: str, plain: str, spoken: str) -> Iterator[tuple[_Range, _Range]]:
-    """Match the tokens of both texts, so that a written word without a match keeps spoken words before the next match.
+    """Match the tokens of both texts, so that spoken words are left for each written word without a match.
 
-    In "e.g. for lunch", read as "for example for lunch", the second "for" is written. plain: `text` without markup.
-    """
+    In "e.g. for lunch", spoken as "for example for lunch", the written "for" must match the second spoken "for":
+    "e.g." needs words, too. plain: `text` without markup. Yields pairs of ranges in `text` and in `spoken`."""
     (own, keys), (said, said_keys) = tokens_of(text), tokens_of(spoken)
     pairs, end, said_end = matches(keys, said_keys), 0, 0
     while pairs:
@@ -102,8 +101,8 @@ def _aligned(text: str, plain: str, spoken: str) -> Iterator[tuple[_Range, _Rang
 def _divided(spoken: str, low: int, high: int, words: Sequence[str]) -> list[_Range]:
     """Divide a range of `spoken` between written words, in proportion to their lengths, preferably at punctuation.
 
-    Each word gets a spoken word at least; if there are too few, signs get none, and several words have the same one.
-    """
+    Each written word gets at least one spoken word. If there are too few spoken words, signs get none; if there are
+    still too few, several written words get the same spoken word."""
     said = [found.span() for found in _SAID.finditer(spoken, low, high)]
     read = [one for one in words if _READ.search(one)]
     if len(said) < len(read):
