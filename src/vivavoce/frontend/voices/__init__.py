@@ -1,1 +1,1 @@
-"""Voices: features that are extracted once from a reference recording, and their storage."""
+"""Voices: features extracted once from a reference recording, and stores that keep them."""

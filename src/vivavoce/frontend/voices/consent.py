@@ -14,9 +14,9 @@ MAX_WHO_CHARS = 200
 
 @dataclass(frozen=True)
 class Consent:
-    """A person's consent to the use of their voice. InvalidRequest: no statement, or a text exceeds its limit.
+    """A person's consent to the use of their voice. Raises InvalidRequest if `statement` is empty or a text too long.
 
-    statement: what the person allows, in words. who: the person's name, or "". at: when it was noted, in ISO 8601.
+    statement: what the person allows, in words. who: the person's name, or "". at: UTC time of the entry in ISO 8601.
     """
 
     statement: str
@@ -38,7 +38,7 @@ class Consent:
 
 
 def given_consent(statement: str, who: str) -> Consent | None:
-    """Build a consent with the current time from two fields of a request; None: both are empty. Raises as `Consent`."""
+    """Return a consent with the current time, or None if both fields of a request are empty. Raises as `Consent`."""
     return Consent(statement, who) if statement.strip() or who.strip() else None
 
 

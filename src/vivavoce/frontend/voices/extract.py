@@ -44,9 +44,8 @@ class VoiceExtractor:
     """Extracts voices for one model from reference recordings.
 
     fingerprint: the model's fingerprint, which its voices contain. decode: reads recordings, see `decode_audio`.
-    as_recorded: leave recordings unchanged, as the official code does; otherwise see `improved`. advised_s: longer
-    speech causes a warning, because the model may then lose words.
-    """
+    as_recorded: leave recordings unchanged, as the official code does, instead of changing them by `improved`.
+    advised_s: more seconds of speech cause a warning, because the model may then lose words."""
 
     config: ModelConfig
     speech_tokenizer: SpeechTokenizer
@@ -61,7 +60,7 @@ class VoiceExtractor:
         """Extract a voice from 0.5 to 30 s of speech.
 
         Args:
-            source: the recording; resampled to 16 kHz for the encoders and to 24 kHz for its mel.
+            source: the recording; it is resampled to 16 kHz for the encoders and to 24 kHz for its mel.
             transcript: the recording's text; "" if unknown.
             align: cut tokens and mel to the same duration, as zero-shot synthesis needs.
         Raises:
@@ -106,12 +105,12 @@ class VoiceExtractor:
         return replace(self.extract(audio, transcript), recording=kept_recording(content, lambda: audio))
 
     def speech_tokens(self, source: AudioSource) -> Tensor:
-        """The speech tokens [n], int32, of a source recording, for its conversion to another voice."""
+        """Return the speech tokens [n], int32, of a recording that is to be converted to another voice."""
         audio = self._read(source, "source audio")
         return self.speech_tokenizer(_resampled(audio if self.as_recorded else improved(audio, trim=False)))
 
     def embedding(self, source: AudioSource) -> Tensor:
-        """The speaker embedding of a recording: [192] float32, not normalised."""
+        """Return the speaker embedding of a recording: [192] float32, not normalised."""
         return self.speaker_encoder(_resampled(self._read(source, "audio")))
 
     def _read(self, source: AudioSource, field: str) -> Audio:
@@ -126,9 +125,9 @@ def _resampled(audio: Audio, rate: int = ENCODER_RATE) -> Tensor:
 
 
 def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
-    """Read a recording into memory without decoding it. Returns a source for an extractor, and its SHA-256 in hex.
+    """Read a recording into memory without decoding it. Return a source for `extract`, and its SHA-256 in hex.
 
-    The digest covers the bytes in memory (or samples and rate), so later changes of the file do no harm.
+    The digest covers the bytes in memory (or samples and rate), so it stays right if the file changes later.
 
     Raises:
         InvalidRequest: the source is not a path, bytes, an open file or samples.
@@ -151,10 +150,9 @@ def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
 
 
 def kept_recording(content: bytes, decode: Callable[[], Audio]) -> bytes:
-    """The bytes that a stored voice keeps of its recording: a small file unchanged, otherwise the samples as FLAC.
+    """Return the bytes that a stored voice keeps of its recording: a small file unchanged, otherwise FLAC.
 
-    content: the file's bytes, or b"" for samples without a file. decode: returns the samples, called only for FLAC.
-    """
+    content: the file's bytes, or b"" for samples without a file. decode: returns the samples; called only for FLAC."""
     if 0 < len(content) <= KEPT_AS_SENT_BYTES:
         return content
     audio, file = decode(), io.BytesIO()

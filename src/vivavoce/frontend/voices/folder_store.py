@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 
 OWNERS = "owners"
-"""Folder with a subfolder for each owner. No voice's file can have this name, because such files have a suffix."""
+"""Name of the folder with a subfolder for each owner. No voice's file has this name: its name ends in `SUFFIX`."""
 
 FAILURE_TOLD_S = 600.0
 """Seconds for which `state` reports a failed write, unless a later write succeeds."""
@@ -34,16 +34,16 @@ _NO_FAILURE = (-math.inf, "")
 
 
 class FolderStore(VoiceStore):
-    """A `VoiceStore` in a folder. Folders get mode 0700 and are made when their first voice is saved; files get 0600.
+    """A `VoiceStore` in a folder. A folder is made, with mode 0700, when its first voice is saved; files get mode 0600.
 
     Public voices lie in the folder itself, an owner's voices in `owners/<SHA-256 of the owner>`. The file
     `<name>.safetensors` contains the voice `<name>`; a renamed or copied file is a voice of its new name. Writes are
-    atomic: a reader gets the whole old or new voice, and of two processes that add the same name one gets
+    atomic: a reader gets the whole old or new voice, and if two processes add the same name, one process gets
     `VoiceExists`. Symbolic links are read; replacing or removing a link leaves its target unchanged.
 
     Every method raises `VoiceStoreError` if the file system refuses access (no permission, disk full), if other users
     can change the folder, or if another process keeps the folder's lock. Clients see the error's message, so it does
-    not name the folder; the log and `state` do.
+    not name the folder; the log and the result of `state` name it.
     """
 
     def __init__(self, folder: Path, *, wait_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,7 +61,7 @@ class FolderStore(VoiceStore):
                 yield changed(summary, name=name, public=owner == PUBLIC)
 
     def state(self) -> str:
-        """The state: "ok", or why voices cannot be read or stored. A missing folder is ok, because `save` makes it."""
+        """Return "ok", or why voices cannot be read or stored. A missing folder is ok, because `save` makes it."""
         try:
             _files(self._folder(PUBLIC))
             disk = os.statvfs(self._root)
@@ -125,7 +125,7 @@ class FolderStore(VoiceStore):
         return _safe(folder, self._root, make=make)
 
     def _find(self, name: str, owner: str) -> Path:
-        """The path of a voice's file. Raises FileNotFoundError if it is missing, or another process has removed it."""
+        """Return the path of a voice's file. Raises FileNotFoundError if it is missing, or is removed meanwhile."""
         folder = self._folder(owner)
         file = _files(folder).get(name)
         if file is None or not (folder / file).is_file():
@@ -151,7 +151,7 @@ class FolderStore(VoiceStore):
 
 
 def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
-    """Check a folder and its parents up to `within`. make: create them. OSError: others can write to one of them."""
+    """Return `folder`; if `make`, create it. Raises OSError if other users can write to it or a parent in `within`."""
     if folder != within:
         _safe(folder.parent, within, make=make)
     if make:
@@ -175,15 +175,15 @@ def _read_summary(path: Path) -> VoiceSummary | None:
 
 
 def _content_version(found: os.stat_result) -> str:
-    """A version string of inode, change time and size; it differs after each save: change times cannot be set."""
+    """Return a version string of inode, change time and size. It differs after each save: programs cannot set a change
+    time."""
     return f"{found.st_ino:x}-{found.st_ctime_ns:x}-{found.st_size:x}"
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """The voices in a folder, as a mapping from voice name to file name.
+    """Return the voices in a folder, as a mapping from voice name to file name.
 
-    Always list the folder instead of opening a name: a file system may ignore case, or store names in NFD.
-    """
+    Find a voice by this list, not by opening its name: a file system may ignore case, or store names in NFD."""
     with suppress(FileNotFoundError):
         files = sorted(file for file in os.listdir(folder) if file.endswith(SUFFIX))
         return {unicodedata.normalize("NFC", file.removesuffix(SUFFIX)): file for file in files}
@@ -191,6 +191,6 @@ def _files(folder: Path) -> dict[str, str]:
 
 
 def _size(path: Path) -> int:
-    with suppress(FileNotFoundError):  # another process may remove it, since removal takes no lock
+    with suppress(FileNotFoundError):  # another process may remove the file, since `_remove` takes no lock
         return path.stat().st_size
     return 0

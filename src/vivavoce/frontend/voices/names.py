@@ -25,7 +25,7 @@ MAX_NAME_BYTES = 240
 MAX_LISTED = 8
 """Maximum number of known names that an error message lists."""
 MAX_COMPARED = 32
-"""Maximum number of known names that are searched for a similar name."""
+"""Maximum number of known names that are compared with an unknown name, to suggest a similar one."""
 
 OPENAI_VOICES = (
     *("alloy", "ash", "ballad", "coral", "echo", "fable", "nova"),
@@ -36,24 +36,22 @@ OPENAI_VOICES = (
 _RULE = f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_', '.' and spaces, no '.' first, no space at an end"
 _SIGNS = frozenset("-_. ")
 _MAX_DECOMPOSITION = 4
-"""Maximum number of code points that NFC joins into one character. A name that is too long even if they are joined is
-refused before normalisation, whose time may be quadratic."""
-
+"""Maximum number of code points that NFC joins into one character. If a name is too long even after such joining, it is
+refused before normalisation, because normalisation may take quadratic time."""
 
 ALIASES_IN_A_ROW = 2
-"""Maximum length of a chain of aliases: a configured alias may mean an OpenAI name, which means a voice."""
+"""Maximum length of a chain of aliases: a configured alias may name an OpenAI voice, which is an alias of a voice."""
 
 
 @dataclass(frozen=True)
 class VoiceSummary:
     """A voice in a list.
 
-    kind: "built_in" (part of the model), "stored", or "alias" (another name of the voice `stands_for`). public: all
-    callers can use it, otherwise only its owner. transcript: text of its reference, or "". has_prompt: it has reference
-    speech, not only a speaker embedding. language, sex: of a built-in voice, or "". consent, consent_by, consent_at:
-    see `Consent`, or "". adapter: the voice's LoRA adapter, or "". warnings: advice for a better recording; only in the
-    answer to the request that adds the voice.
-    """
+    kind: "built_in" (part of the model), "stored", or "alias" (another name of the voice `stands_for`). public: whether
+    all callers can use it, or only its owner. transcript: text of its reference, or "". has_prompt: whether it has
+    reference speech, not only a speaker embedding. language, sex: known for some built-in voices, otherwise "".
+    consent, consent_by, consent_at: the fields of `Consent`, or "". adapter: the voice's LoRA adapter, or "". warnings:
+    advice for a better recording; only in the answer to the request that adds the voice."""
 
     name: str
     kind: Literal["built_in", "stored", "alias"]
@@ -73,19 +71,18 @@ class VoiceSummary:
 
 @dataclass(frozen=True)
 class NameRules:
-    """Rules for names that are not names of voices.
+    """Rules for requests that name no voice, or a name that is not a voice's.
 
-    aliases: further names of voices. default: the voice for requests that name no voice; None: the model's first voice.
-    unknown: refuse an unknown name, or use the default voice for it.
-    """
+    aliases: further names, with the names of their voices. default: the voice for requests that name no voice; None
+    means the model's first voice. unknown: whether to refuse an unknown name, or to use the default voice for it."""
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
     unknown: Literal["refuse", "default"] = "refuse"
 
     def table(self, built_in: Iterable[str]) -> dict[str, str]:
-        """All aliases, with the names of their voices. OpenAI's names are assigned to the built-in voices in turn, or
-        all to the default voice if the model has no built-in voices. Configured aliases take precedence."""
+        """Return all aliases with the names of their voices. OpenAI's names are assigned to the built-in voices in
+        turn, or all to `default` if the model has no built-in voices. Configured aliases take precedence."""
         own = list(built_in) or ([] if self.default is None else [self.default])
         return {**dict(zip(OPENAI_VOICES, cycle(own), strict=False)), **self.aliases}
 
@@ -106,11 +103,11 @@ def meant_by(name: str, voices: Container[str], table: Mapping[str, str]) -> str
 
 
 def check_voice_name(name: str) -> str:
-    """Check a name and return it in NFC, in which voices are stored and found. InvalidRequest: it is not allowed.
+    """Return a name in NFC, the form in which voices are stored and found. Raises InvalidRequest if it is not allowed.
 
     A name has 1 to 64 characters: Unicode letters with combining marks, decimal digits, `-`, `_`, `.` and spaces. It
-    does not begin with `.` or a mark, does not begin or end with a space, and has at most 240 bytes in UTF-8. Case is
-    kept.
+    does not begin with `.` or a mark, does not begin or end with a space, and has at most 240 bytes in UTF-8. Upper and
+    lower case stay.
     """
     too_long = len(name) > MAX_NAME_CHARS * _MAX_DECOMPOSITION
     normal = name if too_long else unicodedata.normalize("NFC", name)
@@ -129,15 +126,15 @@ def is_voice_name(name: str) -> bool:
 
 
 def folded(name: str) -> str:
-    """A key for comparing names without case (canonical caseless matching, Unicode 3.13).
+    """Return a key for comparing names without case (canonical caseless matching, Unicode 3.13).
 
-    Two names with equal keys may not both exist: a file system that ignores case would mix them up.
+    Two names with equal keys must not both exist: a file system that ignores case would store them in one file.
     """
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def unknown_voice(name: str, known: Iterable[str]) -> VoiceNotFound:
-    """The error for an unknown name; at most `MAX_COMPARED` names are read from `known`."""
+    """Return the error for an unknown name; at most `MAX_COMPARED` names are read from `known`."""
     first = list(islice(known, MAX_COMPARED))
     if not first:
         way_out = "add one from a recording, or send a recording in its place"

@@ -45,16 +45,16 @@ class Extractor(Protocol):
 
 
 class ToBeExtractedError(Exception):
-    """A stored voice of another model must first be extracted from its recording for this model, which is slow."""
+    """A stored voice has features for other models only; extracting them for this model takes long."""
 
 
 class VoiceRegistry:
     """All voices of one model, for all callers. Thread-safe.
 
     A name is looked up among the owner's voices, then the public voices, then the model's voices, then the aliases. The
-    owner "" stands for the public voices. If a stored voice of another model has kept its recording, the features
-    for this model are extracted from it once, and stored in the same voice. Recent voices are cached and shared: their
-    tensors must not be changed.
+    owner "" means the public voices. If a stored voice has features for other models only, the features for this model
+    are extracted once from the recording in the voice, and added to the stored voice. Recent voices are cached and
+    shared: their tensors must not be changed.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class VoiceRegistry:
 
         built_in: the model's own voices by name; the first is the default voice, unless the rules name another one.
         fingerprint: the model's fingerprint, or a function that computes it at its first use. recordings, stored:
-        maximum number of cached voices from recordings, and from the store; a voice takes 0.5 MB for 30 s.
-        """
+        maximum number of cached voices from recordings, and from the store; a voice takes 0.5 MB for 30 s. quota: of
+        each owner. keep_recordings, require_consent: whether stored voices keep their recording, and need a consent."""
         self.built_in, self.keep_recordings, self.require_consent = built_in, keep_recordings, require_consent
         self._extractor, self._store, self._quota, self._given_fingerprint = extractor, store, quota, fingerprint
         self.follow(rules)
@@ -93,10 +93,10 @@ class VoiceRegistry:
         return self._extracted.counts
 
     def resolve(self, voice: Voice | AudioSource | None = None, prompt_text: str = "") -> Voice:
-        """Find the voice for a trusted caller, who may also give a path, unlike in `requested`.
+        """Find the voice for a trusted caller, who may also give a path, unlike a client in `requested`.
 
-        voice: a voice, a name (of a public voice or of the model's), a recording, the path of a recording, or None for
-        the default voice. prompt_text: the recording's transcript, or "" if unknown.
+        voice: a voice, a name (but no owner's), a recording, the path of a recording, or None for the default voice.
+        prompt_text: the recording's transcript, or "" if unknown.
 
         Raises:
             VoiceNotFound: `voice` is neither a known name nor a file.
@@ -119,9 +119,8 @@ class VoiceRegistry:
     def requested(self, voice: str | Recording | None, owner: str, *, extract: bool = True) -> Voice:
         """Find the voice for a client's request: a name, a recording, or None for the default voice.
 
-        Raises the errors of `resolve`, and ToBeExtractedError if a stored voice needs extraction and `extract` is
-        False.
-        """
+        Raises the errors of `resolve`. If a stored voice lacks features for this model, they are extracted; with
+        `extract` False, ToBeExtractedError is raised instead."""
         if voice is None:
             return self._check(self._default(), PUBLIC, extract)
         if isinstance(voice, Recording):
@@ -129,11 +128,11 @@ class VoiceRegistry:
         return self.find(voice, owner, extract=extract)
 
     def remembered(self, recording: Recording) -> Voice | None:
-        """The cached voice of a recording that was extracted before, or None."""
+        """Return the cached voice of a recording, or None if the cache does not have it."""
         return self._extracted.find((take_recording(recording.content)[1], recording.transcript))
 
     def find(self, name: str, owner: str = PUBLIC, *, extract: bool = True) -> Voice:
-        """Find a voice by its name: the owner's, a public one, the model's, or an alias. Raises as `requested`."""
+        """Find a voice by its name, in the order that `VoiceRegistry` describes. Raises as `requested`."""
         found = self._find(name, owner)
         if found is None and self.rules.unknown == "default":
             found = self._default()
@@ -146,7 +145,7 @@ class VoiceRegistry:
         return self.built_in.get(meant_by(name, self.built_in, self._aliases))
 
     def warn_of_missing(self) -> None:
-        """Only log a warning for each voice in the rules that does not exist: such a voice may be stored later."""
+        """Log a warning for each voice in the rules that does not exist; not an error: it may be stored later."""
         names = {f"voices.aliases: {name!r} stands for": voice for name, voice in self.rules.aliases.items()}
         if self.rules.default is not None:
             names["voices.default: is"] = self.rules.default
@@ -162,10 +161,9 @@ class VoiceRegistry:
         return list(self._names(PUBLIC))
 
     def summaries(self, owner: str) -> list[VoiceSummary]:
-        """All voices that the owner can use: built-in voices in the model's order, public voices, own voices, aliases.
+        """List the voices that the owner can use: built-in ones in the model's order, public ones, own ones, aliases.
 
-        Each name appears once, as the voice that `find` returns for it. Stored voices of other models are included.
-        """
+        Each name appears once, for the voice that `find` returns. Stored voices of other models are included."""
         own = {} if owner == PUBLIC else {one.name: one for one in self._store.summaries(owner)}
         public = {one.name: one for one in self._store.summaries() if one.name not in own}
         built_in = (
@@ -189,10 +187,9 @@ class VoiceRegistry:
             raise taken_name(name)
 
     def remove(self, owner: str, name: str) -> None:
-        """Delete a voice of the owner; owner "": a public voice.
+        """Delete a voice of the owner, or with owner "" a public voice.
 
-        VoiceNotFound: the owner has no voice of this name. InvalidRequest: it is a built-in voice or an alias.
-        """
+        Raises VoiceNotFound if the owner has no voice of this name, InvalidRequest if it is built in or an alias."""
         if self._store.version(name, owner) is not None:
             self._store.remove(name, owner)
         elif owner != PUBLIC and self._store.version(name) is not None:
@@ -232,7 +229,7 @@ class VoiceRegistry:
         raise InvalidRequest("voice: none is given, and this model has no voice of its own; give a recording or a name")
 
     def _check(self, voice: Voice, owner: str = PUBLIC, extract: bool = True) -> Voice:
-        """The voice with features for this model; missing features are extracted from the voice's recording."""
+        """Return the voice with features for this model; missing features are extracted from the voice's recording."""
         if not voice.fingerprint or voice.fingerprint == self._fingerprint:
             return voice
         if (own := voice.of(self._fingerprint)) is not None:
@@ -249,7 +246,7 @@ class VoiceRegistry:
         return found or self._extracted.get(key, partial(self._extract_again, voice, owner))
 
     def _extract_again(self, voice: Voice, owner: str) -> Voice:
-        """Extract features for this model, and store them in the stored voice, which is the owner's or public."""
+        """Extract features for this model, and add them to the stored voice of this owner, else to the public voice."""
         features = self._extractor.extract(io.BytesIO(voice.recording), voice.transcript)
         features = changed(features, fingerprint=self._fingerprint, name=voice.name)
         try:
@@ -270,9 +267,8 @@ class VoiceRegistry:
     def _find(self, name: str, owner: str, aliases: int = ALIASES_IN_A_ROW) -> Voice | None:
         """Search `name` among the owner's voices, the public voices, the model's voices, then the aliases.
 
-        If the store fails, the search goes on with the model's voices. But if the store had this name before, the error
-        is raised: a voice of the model must not replace the stored voice.
-        """
+        If the store fails, the search goes on with the model's voices and the aliases. But if the store had this name
+        before, the error is raised, so that they do not replace the stored voice."""
         refusal: VoiceStoreError | None = None
         for namespace in dict.fromkeys((owner, PUBLIC)):
             try:
@@ -298,7 +294,7 @@ class VoiceRegistry:
         return found
 
     def _names(self, owner: str) -> Iterator[str]:
-        """All names that the owner can use, each once. The store is read lazily, as the caller iterates."""
+        """Yield all names that the owner can use, each once. The store is read only as the caller iterates."""
         stored = (summary.name for one in dict.fromkeys((owner, PUBLIC)) for summary in self._store.summaries(one))
         seen: set[str] = set()
         for name in chain(self.built_in, stored):

@@ -1,4 +1,4 @@
-"""Voice stores: interface, quotas, and a function that opens a store."""
+"""Voice stores: their interface, quotas, and a function that opens a store."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ class Quota:
 class VoiceStore(ABC):
     """The voices of all owners, by name. Safe to use from several threads and processes.
 
-    Any string can be an owner, and owners never share a voice; the owner "" has the public voices. Every method may
-    raise `VoiceStoreError` (a damaged voice, a disk error) and `VoiceStoreAway` (an unreachable store). The abstract
-    methods with a leading underscore get names that are already checked.
-    """
+    Any string can be an owner; two owners may use the same name for different voices. The owner "" has the public
+    voices. Every method may raise `VoiceStoreError` (a damaged voice, a disk error) and `VoiceStoreAway` (an
+    unreachable store). The abstract methods with a leading underscore get names that are already checked."""
 
     @abstractmethod
     def summaries(self, owner: str = PUBLIC) -> Iterable[VoiceSummary]:
-        """Summaries of all voices, sorted by name, possibly read lazily; files that are not voices are left out."""
+        """Return the summaries of all voices of an owner, sorted by name; files that are not voices are left out."""
 
     def load(self, name: str, owner: str = PUBLIC) -> Voice:
         """Read a voice.
@@ -75,10 +74,10 @@ class VoiceStore(ABC):
         self._save(voice, encode_voice(voice), owner, replace, quota)
 
     def add_features(self, voice: Voice, features: Voice, owner: str = PUBLIC, quota: Quota | None = None) -> bool:
-        """Add another model's features to a stored voice; concurrent additions do not lose each other's features.
+        """Add another model's features to a stored voice; two processes that do so at the same time lose no features.
 
-        False if the owner's voice was removed or has another recording. Raises the errors of `save`.
-        """
+        Return False, and add nothing, if the owner has no voice of this name with this recording, or if other processes
+        change it all the time. Raises the errors of `save`."""
         for _ in range(_ATTEMPTS):
             version = self.version(voice.name, owner)
             stored = None if version is None else self._load(voice.name, owner)
@@ -98,12 +97,12 @@ class VoiceStore(ABC):
             raise self._unknown(name, owner)
 
     def version(self, name: str, owner: str = PUBLIC) -> str | None:
-        """A string that changes with each save of the voice, found without reading it. None: no voice has this name."""
+        """Return a string that changes with each save of the voice, without reading the voice; None without a voice."""
         return self._version(check_voice_name(name), owner) if is_voice_name(name) else None
 
     @abstractmethod
     def state(self) -> str:
-        """The state: "ok", or the problem in one line without secrets. A store on another machine is contacted."""
+        """Return "ok", or the problem in one line without secrets. A store on another machine is contacted."""
 
     def close(self) -> None:  # noqa: B027
         """Close connections; the next call opens them again."""
@@ -127,34 +126,33 @@ class VoiceStore(ABC):
     def _save(
         self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None, expected: str | None = None
     ) -> bool:
-        """Save a voice. expected: replace only this version; False: the stored version is another one, and is kept."""
+        """Save a voice. With `expected`, replace only this version; return False if the store has another version."""
 
     @abstractmethod
     def _remove(self, name: str, owner: str) -> bool:
-        """Delete a voice; False if it does not exist."""
+        """Delete a voice; return False if it does not exist."""
 
     @abstractmethod
     def _version(self, name: str, owner: str) -> str | None: ...
 
 
 def taken_name(name: str, by: str | None = None) -> VoiceExists:
-    """The error for a taken name. by: the stored name, if it differs from `name` in case."""
+    """Return the error for a taken name. by: the stored name, if it differs from `name` in case."""
     if by is None:
         return VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
     return VoiceExists(f"voice: {name!r} differs from the stored {by!r} in case only; choose another name")
 
 
 def namespace_id(owner: str) -> str:
-    """The SHA-256 of an owner in hexadecimal, which names the owner's folder or key without revealing the owner."""
+    """Return the SHA-256 of an owner in hexadecimal: a name for the owner's folder or key that hides the owner."""
     return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def open_voice_store(place: str | Path | None) -> VoiceStore:
     """Open a voice store, without reading or connecting yet.
 
-    place: a folder, or `redis://[user:password@]host[:port][/number]` (`rediss://`: with TLS); None: `voices_home()`.
-    InvalidRequest: another kind of URL, or a malformed URL. MissingDependency: the package redis is not installed.
-    """
+    place: a folder (None means `voices_home()`), or `redis://[user:password@]host[:port][/number]`; `rediss://` uses
+    TLS. Raises InvalidRequest for another URL, and MissingDependency if the package redis is not installed."""
     from vivavoce.frontend.voices.folder_store import FolderStore
 
     check_kind("voices", place, str | os.PathLike | None, "give a folder, or the URL of a Redis server")
@@ -171,5 +169,5 @@ def open_voice_store(place: str | Path | None) -> VoiceStore:
 
 
 def voices_home() -> Path:
-    """The user's folder of voices: `$VIVAVOCE_HOME/voices`, or `voices` in the user's data folder."""
+    """Return the user's folder of voices: `$VIVAVOCE_HOME/voices`, or `voices` in the user's data folder."""
     return user_folder("data") / "voices"

@@ -2,8 +2,8 @@
 
 A voice file has the tensors embedding, speech_tokens, mel and prompt_text (int64). The metadata in its header are the
 voice's strings, the format's name and version, and optionally the strings of a consent and the name of an adapter,
-which older programs ignore. Version 2 also has files as uint8 tensors: `recording`, an audio file, and `other 1`,
-`other 2` …, the features for other models, each as a voice file of version 1. Reading a file never runs code from it.
+which older programs ignore. Version 2 may also have uint8 tensors with the bytes of files: `recording`, an audio file,
+and `other 1`, `other 2` …, the features for other models, each as a voice file of version 1. Reading runs no code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vivavoce.rates import Rates
 from vivavoce_textnorm import MAX_TEXT_CHARS, excerpt
 
 MAX_SPEECH_TOKENS = 2_000
-"""Maximum number of speech tokens; 30 s, the longest reference, have 1500 tokens at 50 tokens per second."""
+"""Maximum number of speech tokens; 30 s, the longest reference, have 1500 tokens with CosyVoice 1 (50 per second)."""
 MAX_MEL_FRAMES = 4_000
 """Maximum number of mel frames; 30 s have 2813 frames of 256 samples at 24 kHz."""
 MAX_MEL_BINS = 512
@@ -55,10 +55,11 @@ MAX_SETS = 4
 
 FORMAT = "vivavoce-voice"
 PLAIN, WHOLE = "1", "2"
-"""File versions: PLAIN has features for one model and no recording (older programs can read it); WHOLE has more."""
+"""File versions: PLAIN has features for one model and no recording, so that older programs can read it; WHOLE is the
+version of all other files."""
 
 MAX_VOICE_BYTES = 16 * 1024 * 1024
-"""Maximum size of a voice file that is read; no voice within the other limits is larger."""
+"""Maximum size of a voice file that is read; a voice within the other limits is not larger."""
 
 _MAX_HEADER_BYTES = 1024 * 1024
 _LENGTH_BYTES = 8
@@ -66,7 +67,7 @@ _LENGTH_BYTES = 8
 
 _STRINGS = ("name", "transcript", "fingerprint", "description", "licence")
 _CONSENT = {"consent": "statement", "consent_by": "who", "consent_at": "at"}
-"""Maps the name of each of a consent's strings in a voice file to the field of `Consent` that it holds."""
+"""The name, in a voice file, of each field of `Consent`."""
 _OPTIONAL = (*_CONSENT, "adapter")
 _TENSORS = ("embedding", "speech_tokens", "mel", "prompt_text")
 _AGAIN = "extract it again from its recording"
@@ -89,7 +90,7 @@ class Voice:
     prompt_text: tuple[int, ...] = ()
     """Text ids of the normalised transcript; without them, cloning copies the timbre but not the manner of speaking."""
     speech_tokens: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
-    """[n] int32: speech tokens of the whole reference, or only those for which `mel` has frames, see `aligned`."""
+    """[n] int32: speech tokens of the reference; after `aligned`, only tokens for which `mel` has frames."""
     mel: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     """[frames, bins] float32: mel of the reference, at the model's mel rate."""
     description: str = ""
@@ -106,7 +107,7 @@ class Voice:
     warnings: tuple[str, ...] = ()
     """Faults of the recording, one line each. Only a newly extracted voice has them; voice files do not."""
     others: tuple[Voice, ...] = ()
-    """Features for other models, the newest last; of each, only the tensors, text ids and fingerprint are used."""
+    """Features for other models, the newest last; only their tensors, text ids and fingerprints are used."""
 
     def __repr__(self) -> str:
         return f"Voice({self.name!r}, {len(self.speech_tokens)} speech tokens, {len(self.prompt_text)} text tokens)"
@@ -134,20 +135,20 @@ class Voice:
         return replace(self, name=name)
 
     def of(self, fingerprint: str) -> Voice | None:
-        """The voice with only this model's features, without its recording; None if it has no such features."""
+        """Return the voice with only this model's features, without its recording; None if it lacks these features."""
         kept = {key: getattr(self, key) for key in (*_STRINGS, "consent", "adapter") if key != "fingerprint"}
         found = (one for one in (self, *self.others) if one.fingerprint == fingerprint)
         return next((replace(one, **kept, recording=b"", others=()) for one in found), None)
 
     def including(self, features: Voice) -> Voice:
-        """The voice with another model's features added; if there are too many, the oldest in `others` are dropped."""
+        """Return the voice with another model's features added; beyond `MAX_SETS`, the oldest in `others` go."""
         return replace(self, others=(*self.others, features)[1 - MAX_SETS :])
 
 
 def check_fits(voice: Voice, config: ModelConfig) -> None:
-    """Raise InvalidRequest, with the first misfit, if the model's networks cannot process a voice's tensors or ids.
+    """Raise InvalidRequest if the model's networks cannot process a voice's tensors or ids.
 
-    The fingerprint is not enough: an imported voice has no fingerprint, and a file may contain any tensors.
+    Comparing fingerprints is not enough: an imported voice has no fingerprint, and a file may contain any tensors.
     """
     for problem in _misfits(voice, config):
         raise InvalidRequest(f"voice: {voice.label} does not fit this model ({problem}); {_AGAIN}")
@@ -167,7 +168,7 @@ def _misfits(voice: Voice, config: ModelConfig) -> Iterator[str]:
 
 
 def encode_voice(voice: Voice) -> bytes:
-    """Encode a voice as the bytes of a voice file. InvalidRequest: a field exceeds its limit."""
+    """Encode a voice as the bytes of a voice file. Raises InvalidRequest if a field exceeds its limit."""
     for problem in _problems(voice):
         raise InvalidRequest(f"voice: {excerpt(voice.name)} {problem}; {_AGAIN}")
     arrays = {key: np.ascontiguousarray(_array(getattr(voice, key))) for key in _TENSORS[:-1]}
@@ -183,8 +184,7 @@ def encode_voice(voice: Voice) -> bytes:
 def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WHOLE)) -> Voice:
     """Decode the bytes of a voice file. label: beginning of error messages; versions: accepted file versions.
 
-    VoiceStoreError: it is not a voice file, has a newer version, is damaged, or exceeds a limit of this module.
-    """
+    Raises VoiceStoreError if `data` is not a voice file, has a newer version, is damaged, or exceeds a limit."""
     if len(data) > MAX_VOICE_BYTES:
         raise VoiceStoreError(f"{label} is larger than {MAX_VOICE_BYTES >> 20} MiB, so it is not a voice; {_AGAIN}")
     metadata = _metadata(_read_header(io.BytesIO(data)))
@@ -220,7 +220,7 @@ def _strings(voice: Voice) -> dict[str, str]:
 
 
 def optional_fields(voice: Voice) -> dict[str, str]:
-    """Fields for voice files and lists that only some voices have: the fields of a consent, and the adapter."""
+    """Return the voice's strings that only some voices have: those of its consent, and the name of its adapter."""
     given, adapter = voice.consent, {"adapter": voice.adapter} if voice.adapter else {}
     return {**({} if given is None else {name: getattr(given, part) for name, part in _CONSENT.items()}), **adapter}
 
@@ -235,7 +235,7 @@ def _consent(metadata: dict[str, str], label: str) -> Consent | None:
 
 
 def read_summary(file: BinaryIO) -> VoiceSummary | None:
-    """The summary of a voice file, read from its header only; None if the file is not a voice."""
+    """Read a voice file's summary from its header; None if the file is not a voice."""
     header = _read_header(file)
     metadata = _metadata(header)
     if metadata is None:
@@ -270,7 +270,7 @@ def _metadata(header: Any) -> dict[str, str] | None:
 
 
 def _problems(voice: Voice) -> Iterator[str]:
-    """Yield each problem of a voice, as words after the voice's name; each check needs the earlier ones to pass."""
+    """Yield each problem, as words after the voice's name. After a problem, stop: later checks may fail on it."""
     if len(voice.others) >= MAX_SETS:
         yield f"has features for {1 + len(voice.others)} models, more than {MAX_SETS}"
     if len(voice.recording) > MAX_RECORDING_BYTES:
@@ -303,19 +303,19 @@ def _problems(voice: Voice) -> Iterator[str]:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    """The tensor as a numpy array: a torch operation, which uses threads, takes 60 ms on two busy cores."""
+    """Return a tensor as a NumPy array, for checks without torch, whose threads take 60 ms on two busy cores."""
     return tensor.detach().cpu().numpy()
 
 
 def built_in_voices(folder: Path) -> dict[str, Voice]:
-    """The voices in the folder's spk2info.pt, by name; empty without the file.
+    """Return the voices in the folder's spk2info.pt, by name; empty without the file.
 
     Voices on the model's card come first, in its order and with its descriptions, then the others in the file's order.
     """
     path = folder / SPEAKERS
     if not path.is_file():
         return {}
-    # No fingerprint: users may copy an older model's file on purpose, and speaker embeddings fit all models.
+    # Without a fingerprint, a voice is accepted by each model: users may copy the file of an older model on purpose.
     voices = {voice.name: voice for voice in voices_from_spk2info(path, fingerprint="")}
     told = {name: card for name, card in read_card(folder).voices.items() if name in voices}
     names = dict.fromkeys((*told, *voices))
@@ -323,21 +323,21 @@ def built_in_voices(folder: Path) -> dict[str, Voice]:
 
 
 def _official_card(name: str) -> SpeakerCard:
-    """The language and sex from the Chinese name of an official speaker, such as 中文女 (Chinese, female)."""
+    """Tell language and sex by the Chinese name of an official speaker, such as 中文女 (Chinese, female)."""
     languages = {"中文": "zh", "英文": "en", "日语": "ja", "韩语": "ko", "粤语": "yue"}
     sex = {"女": "female", "男": "male"}.get(name[2:], "")
     return SpeakerCard(languages.get(name[:2], "") if sex else "", sex)
 
 
 def voices_from_spk2info(path: Path, fingerprint: str) -> list[Voice]:
-    """The speakers of an spk2info.pt, in the file's order, as voices. fingerprint: that of their model, "" if unknown.
+    """Read the speakers of an spk2info.pt, in its order, as voices. fingerprint: their model's fingerprint, or "".
 
     A built-in speaker becomes a voice with only an embedding, a saved zero-shot speaker a voice with a prompt. The file
     has text ids but no transcript, so the transcript is "". The file has the speech tokens twice, for the language
-    model and for the flow; the flow's are used.
+    model and for the flow; the voice gets the flow's tokens.
 
     Raises:
-        CheckpointError: the file is missing or corrupt, has other objects than tensors, or a tensor's shape is wrong.
+        CheckpointError: the file is missing or corrupt, has objects other than tensors, or a tensor's shape is wrong.
     """
     voices = []
     for name, entry in read_spk2info(path).items():
