@@ -1,1 +1,1 @@
-"""Finds, reads and writes official model folders; has no model code."""
+"""Finds, reads and writes model folders in the official layout; contains no networks."""

@@ -50,8 +50,8 @@ _CHANGES_WEIGHTS = ("pissa", "olora", "corda", "loftq")
 
 @dataclass(frozen=True, eq=False)
 class AdapterWeights:
-    """Weights of an adapter, float32. rank: the rank of all pairs; pairs: A [rank, inputs] and B [outputs, rank] by
-    layer and target. B includes the adapter's scale: the adapter adds B·A·x to the target's output."""
+    """Weights of an adapter, float32. rank: the rank of all pairs. pairs: matrices A [rank, inputs] and B [outputs,
+    rank] by (layer, target). The adapter adds B·A·x to the target's output; B includes the adapter's scale."""
 
     rank: int
     pairs: Mapping[tuple[int, str], tuple[Tensor, Tensor]]
@@ -63,7 +63,7 @@ class AdapterWeights:
 
 
 def target_sizes(config: LMConfig) -> dict[str, tuple[int, int]]:
-    """Number of outputs and inputs of each target."""
+    """Return the number of outputs and of inputs of each target."""
     hidden, inner = config.hidden_size, config.intermediate_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return {
@@ -78,8 +78,8 @@ def target_sizes(config: LMConfig) -> dict[str, tuple[int, int]]:
 
 
 def read_adapter(folder: Path, config: LMConfig, most_rank: int = MAX_ADAPTER_RANK) -> AdapterWeights:
-    """Read an adapter for a language model of these sizes. InvalidRequest: files are missing or damaged, shapes do not
-    fit, the rank is above `most_rank`, or the adapter uses a feature that is not supported."""
+    """Read an adapter for a language model of these sizes. Raises InvalidRequest if files are missing or damaged,
+    shapes do not fit, the rank is above `most_rank`, or the adapter uses a feature that is not supported."""
     try:
         settings = read_json(folder / SETTINGS, "name a folder that PEFT has written")
     except CheckpointError as error:

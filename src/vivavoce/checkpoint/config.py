@@ -1,9 +1,9 @@
 """Sizes, special ids and constants of a checkpoint, as frozen dataclasses.
 
 `read_config` in `settings.py` reads the numbers from the checkpoint's files; this module has no default sizes. A
-field's `FileKey` is its place in the official file. Two numbers may be in no file: `FlowConfig.num_steps`, a constant
-of the official code that a model card can replace, and the mix of text and speech (`mix_text`, `mix_speech`), if the
-yaml has no `mix_ratio`.
+field's `FileKey` is its place in the official file. The files may lack these numbers: `FlowConfig.num_steps`, a
+constant of the official code that a model card can replace, and `mix_text` and `mix_speech`, if the yaml has no
+`mix_ratio`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Generation(str, Enum):
 
 
 class FileKey(NamedTuple):
-    """The path of a field's value in a settings file, with dots between groups, and the limits of a whole number."""
+    """The path of a field's value in a settings file, with dots between groups, and the limits of an int field."""
 
     path: str
     minimum: int = 1
@@ -121,7 +121,8 @@ class Qwen2Config:
 
 @dataclass(frozen=True)
 class LMConfig(Qwen2Config):
-    """Qwen2 with CosyVoice2's speech embedding and head; mix_text, mix_speech: tokens per block of streamed text."""
+    """Qwen2 with CosyVoice2's speech embedding and head. With streamed text, blocks of `mix_text` text tokens and
+    `mix_speech` speech tokens alternate."""
 
     text_vocab_size: Annotated[int, FileKey("vocab_size")]
     mix_text: int
@@ -174,7 +175,8 @@ class ConformerLMConfig:
 
 @dataclass(frozen=True)
 class TokenEncoderConfig:
-    """lookahead: number of later speech tokens read; chunk: tokens per streamed chunk; upsampling: frames per token."""
+    """CosyVoice2's token encoder. lookahead: number of later speech tokens that a token's output needs. chunk: speech
+    tokens per chunk of attention. upsampling: mel frames per token."""
 
     input_size: Annotated[int, FileKey("encoder.input_size")]
     hidden_size: Annotated[int, FileKey("encoder.output_size")]
@@ -189,7 +191,7 @@ class TokenEncoderConfig:
 
 @dataclass(frozen=True)
 class LookaheadConfig:
-    """CosyVoice3's lookahead layer, which replaces the token encoder; channels: channels of its inner convolution."""
+    """CosyVoice3's lookahead layer, in place of `TokenEncoderConfig`; channels: channels between its convolutions."""
 
     input_size: Annotated[int, FileKey("pre_lookahead_layer.in_channels")]
     channels: Annotated[int, FileKey("pre_lookahead_layer.channels")]
@@ -200,7 +202,7 @@ class LookaheadConfig:
 
 @dataclass(frozen=True)
 class HourglassConfig:
-    """CosyVoice 1's U-Net: its inner level runs at half the mel rate, and attention covers the whole sequence."""
+    """CosyVoice 1's U-Net; its inner level has half the mel rate, and its attention covers the whole sequence."""
 
     in_channels: Annotated[int, FileKey("in_channels")]
     out_channels: Annotated[int, FileKey("out_channels")]
@@ -248,7 +250,7 @@ class FlowConfig:
 
 @dataclass(frozen=True)
 class WholeFlowConfig(FlowConfig):
-    """CosyVoice 1's flow. overlap: number of speech tokens at a chunk's end that the next chunk computes again."""
+    """CosyVoice 1's flow. overlap: number of speech tokens at a chunk's end that the next chunk contains again."""
 
     encoder: ConformerConfig  # type: ignore[assignment]  # CosyVoice 1 has no other settings
     estimator: HourglassConfig  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Model folders in the official layout: generation, files, card and fingerprint."""
+"""Model folders in the official layout: their generation, files, model card and fingerprint."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _IDENTITY_FILES = (SPEAKER_ENCODER, "speech_tokenizer_v[0-9].onnx", "cosyvoice*.
 
 class TextStream(str, Enum):
     INTERLEAVED = "interleaved"
-    """Blocks of text and speech tokens alternate in a sequence (`LMConfig.mix_text`, `mix_speech`) (official way)."""
+    """Blocks of text and speech tokens alternate in a sequence, see `LMConfig`; this is the official way."""
     SENTENCES = "sentences"
     """Each sentence is spoken as soon as it is complete: for models that hardly learned from interleaved text."""
 
 
 @dataclass(frozen=True)
 class SpeakerCard:
-    """A built-in voice on the model's card: its language (ISO 639 code), its sex, a description of its sound, and the
-    transcript of its reference recording; each is "" if unknown."""
+    """A built-in voice on the model's card: its language (ISO 639 code), sex, a description of its sound, and the
+    transcript of its reference recording. Each field is "" if unknown."""
 
     language: str = ""
     sex: str = ""
@@ -55,16 +55,16 @@ class ModelCard:
     description: str = ""
     trained: bool = True
     demo: bool = False
-    """The model was trained to show how the program works, and does not sound good."""
+    """Whether the model was trained only to show how the program works, and does not sound good."""
     scripts: frozenset[str] | None = None
-    """Unicode scripts that the model was trained to read; None: no restriction."""
+    """Unicode scripts that the model was trained to read; None means all scripts."""
     languages: tuple[str, ...] = ("zh", "en", "ja", "ko")
     """Languages that the model speaks, as ISO 639 codes; the default is the list of CosyVoice 1 and 2."""
     text_stream: TextStream = TextStream.INTERLEAVED
     instructions: bool = True
-    """The model was trained to follow instructions; other models would speak them aloud."""
+    """Whether the model was trained to follow instructions; other models would speak them aloud."""
     guarded: bool = False
-    """The guard is on for requests that do not mention it; its false alarms were measured on this model."""
+    """The default of the option `guard`: true for models on which the guard's false alarms were measured."""
     flow_steps: int | None = None
     """Number of Euler steps, for a flow that was distilled to it; None: ten steps, as in the official code."""
     silent: SilentTokens | None = None
@@ -74,10 +74,10 @@ class ModelCard:
 
 
 def detect_generation(folder: Path) -> Generation:
-    """The generation of a model folder, by its yaml file; of several, the one whose speech tokenizer is there.
+    """Return the generation of a model folder, which its yaml file shows. If the folder has several yaml files, only
+    one of them may have its generation's speech tokenizer in the folder.
 
-    ModelNotFound: `folder` is not a folder. CheckpointError: it has no official yaml file, or several fit.
-    """
+    Raises ModelNotFound if `folder` is not a folder, and CheckpointError if no yaml file or several fit."""
     if not folder.is_dir():
         raise ModelNotFound(f"model: {str(folder)!r} is not a folder; give an official CosyVoice folder")
     found = [generation for generation, name in YAML_OF.items() if (folder / name).is_file()]
@@ -150,13 +150,13 @@ def _silent(told: Any) -> SilentTokens:
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether the file is a git-lfs pointer instead of the real file."""
+    """Return whether the file is a git-lfs pointer instead of the real file."""
     with path.open("rb") as file:
         return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
 def refuse_pointer(path: Path) -> None:
-    """Raise CheckpointError if the file is a git-lfs pointer; do nothing if it is unreadable: its reader will fail."""
+    """Raise CheckpointError if the file is a git-lfs pointer; ignore an unreadable file: its reader will fail."""
     with suppress(OSError):
         if is_pointer(path):
             raise CheckpointError(
@@ -193,10 +193,9 @@ def read_json(path: Path, remedy: str = "download the file again") -> dict[str, 
 
 
 def fingerprint(folder: Path) -> str:
-    """A hash, 16 hexadecimal digits, of the two ONNX files and the yaml file; reads 0.5 GB of a published model.
+    """Return a hash, 16 hexadecimal digits, of the ONNX and yaml files; this reads 0.5 GB of a published model.
 
-    Modification times are not used: copying the files must not change the fingerprint, which voices contain.
-    """
+    The hash does not include modification times: it is stored in voices, so copying the files must not change it."""
     identity = hashlib.sha256()
     for pattern in _IDENTITY_FILES:
         paths = sorted(folder.glob(pattern))
@@ -213,7 +212,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def sha256_of(path: Path, begun: Any = None) -> str:
-    """SHA-256 in hexadecimal; begun: a hash object to continue."""
+    """Return a file's SHA-256 in hexadecimal; begun: a hash object of the bytes before this file."""
     digest = begun or hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

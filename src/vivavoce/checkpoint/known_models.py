@@ -19,7 +19,7 @@ RECORD = "vivavoce-download.json"
 _DOT_IN_CACHE = "___"
 
 # Other files in the repositories are not needed: archives, exports for TensorRT, sample audio, and the initial weights
-# of the language model (CosyVoice-BlankEN/model.safetensors), all of which llm.pt replaces.
+# of the language model in CosyVoice-BlankEN/model.safetensors, because llm.pt has the trained weights.
 _NEEDED = re.compile(
     r"""
       (llm|flow|hift)(\.[\w-]+)?\.(pt|safetensors)      # llm.pt, llm.rl.pt, flow.cache.pt …
@@ -45,7 +45,7 @@ class KnownModel:
     modelscope_id: str
     summary: str
     num_bytes: int | None = None
-    """Approximate size of the needed files; None: unknown."""
+    """Approximate size of the needed files; None if unknown."""
     licence: str = "Apache-2.0"
 
 
@@ -84,7 +84,7 @@ _WRITTEN_MODEL = re.compile(r"(?:([A-Za-z0-9_.-]{1,100})=)?(.+?)(?:[+](.+[.](?:p
 class WrittenModel:
     """A model as written on the command line or in settings: `[NAME=]MODEL[+FILE]`.
 
-    model: a known name or a folder. name: its name in requests; "": its usual name. llm: a file with the weights of
+    model: a known name or a folder. name: its name in requests, or "" for `usual_name`. llm: a file with the weights of
     another language model of the same sizes.
     """
 
@@ -126,29 +126,29 @@ def known_model(name: str) -> KnownModel:
 
 
 def usual_name(model: str) -> str:
-    """The name that requests use for a model or folder without a NAME: "iic/CosyVoice2-0___5B" → "CosyVoice2-0.5B"."""
+    """Return the name, in requests, of a model without a NAME: "iic/CosyVoice2-0___5B" → "CosyVoice2-0.5B"."""
     return Path(model).name.replace(_DOT_IN_CACHE, ".")
 
 
 def plain_name(name: str) -> str:
-    """A model's id or folder in lower case, without its owner: "iic/CosyVoice2-0___5B" → "cosyvoice2-0.5b"."""
+    """Return an id or folder in lower case, without its owner: "iic/CosyVoice2-0___5B" → "cosyvoice2-0.5b"."""
     return name.rpartition("/")[2].replace("___", ".").casefold()
 
 
 def plain_names(name: str) -> set[str]:
-    """All plain names of the model with this name; a published model has several."""
+    """Return all plain names of the model with this name; a published model has several."""
     own = plain_name(name)
     published = ({plain_name(one) for one in (model.name, model.hf_id, model.modelscope_id)} for model in _PUBLISHED)
     return next((names for names in published if own in names), {own})
 
 
 def is_needed(path: str) -> bool:
-    """Whether a file is needed; path: relative to the repository, with `/` between folders."""
+    """Return whether a model needs this file; path: relative to the repository, with `/` between folders."""
     return _NEEDED.fullmatch(path) is not None
 
 
 def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
-    """Files that a model needs but `paths` lacks; .safetensors may stand for .pt, and tokenizer.json for vocab.json."""
+    """List the needed files that `paths` lacks; .safetensors may replace .pt, and tokenizer.json vocab.json."""
     needed = [YAML_OF[generation], SPEAKER_ENCODER, speech_tokenizer_of(generation)]
     needed += ["llm.pt", "flow.pt", "hift.pt"]
     if generation is not Generation.V1:
@@ -158,7 +158,7 @@ def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
 
 
 def user_folder(kind: Literal["data", "cache"]) -> Path:
-    """`$VIVAVOCE_HOME`, or the user's data or cache folder. InvalidRequest: the user has no home directory."""
+    """Return `$VIVAVOCE_HOME`, else the user's data or cache folder. Raises InvalidRequest if the user has no home."""
     import platformdirs
 
     find = platformdirs.user_data_path if kind == "data" else platformdirs.user_cache_path
@@ -180,7 +180,8 @@ def model_folder(model: KnownModel) -> Path:
 
 
 def find_model(name_or_path: str | Path) -> Path:
-    """The folder of a model. ModelNotFound, UnsupportedModel: the name is unknown; DownloadError: it is incomplete."""
+    """Find the folder of a model: an existing folder, or the download of a known model. Raises ModelNotFound or
+    UnsupportedModel if the name is unknown, and DownloadError if the download is missing or incomplete."""
     folder = Path(os.path.expanduser(name_or_path))
     if (found := _as_spelled(folder)) is not None:
         return found
@@ -199,7 +200,7 @@ def find_model(name_or_path: str | Path) -> Path:
 
 
 def _as_spelled(folder: Path) -> Path | None:
-    """The folder if it exists under its name, or as spelled in ModelScope's cache (CosyVoice2-0___5B); else None."""
+    """Return the folder of this name, or with its name as in ModelScope's cache (CosyVoice2-0___5B); else None."""
     spellings = (folder, folder.with_name(folder.name.replace(".", _DOT_IN_CACHE)) if folder.name else folder)
     return next((one for one in spellings if one.is_dir()), None)
 
@@ -241,7 +242,7 @@ def read_record(folder: Path) -> DownloadRecord | None:
         fields = read_json(folder / RECORD)
         files = {path: FileRecord(int(file["size"]), str(file["sha256"])) for path, file in fields["files"].items()}
         named = {key: str(fields[key]) for key in ("model", "source", "repository", "revision")}
-        # An update deletes the files in the record, so a forged record must not name files outside the folder.
+        # An update deletes the files in the record, so a forged record that names files outside the folder is refused.
         return DownloadRecord(files=files, **named) if all(map(is_needed, files)) else None
     except (CheckpointError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
         return None

@@ -20,7 +20,7 @@ from vivavoce.errors import CheckpointError
 
 MAX_BYTES = 100_000
 MAX_NODES = 5_000
-"""Maximum number of values in a document, before and after references are resolved; a published file has 500."""
+"""Maximum number of values in a document before references are resolved, and after; a published file has 500."""
 MAX_CHARS = 500
 MAX_NUMBER = 1e15
 TAG = "!"
@@ -61,7 +61,7 @@ class _PlainLoader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Do not merge `<<`, so that the loader refuses it as an unknown kind of key."""
+        """Leave a merge key `<<` as it is, so that the loader refuses it as an unknown kind of key."""
 
 
 def _tagged(loader: _PlainLoader, tag: str, node: yaml.Node) -> Any:
@@ -81,7 +81,7 @@ _PlainLoader.add_multi_constructor("!", _tagged)
 
 
 def read_official_yaml(path: Path) -> dict[str, Any]:
-    """Read a document of at most 100 kB, and resolve its references. CheckpointError: it is invalid or too large."""
+    """Read a document and resolve its references. Raises CheckpointError if it is invalid or larger than 100 kB."""
     refuse_pointer(path)
     try:
         with path.open("rb") as file:
@@ -126,7 +126,7 @@ def _resolve(value: Any, document: _Document, trail: tuple[str, ...]) -> Any:
 def _evaluate(expression: str, document: _Document, trail: tuple[str, ...]) -> Any:
     if whole := _REFERENCE.fullmatch(expression.strip()):
         return _lookup(whole[1], document, trail)
-    # Every number up to MAX_NUMBER has at most 40 characters; other values stay invalid when they are cut to 40.
+    # Cut each value to 40 characters: a number up to MAX_NUMBER is not longer, and any other value stays invalid.
     formula = _REFERENCE.sub(lambda match: f"({_lookup(match[1], document, trail)!r:.40})", expression)
     try:
         return _arithmetic(ast.parse(formula.strip(), mode="eval").body)

@@ -1,6 +1,6 @@
 """Reads all sizes of a model from the settings files in its folder, and checks that they fit together.
 
-Error messages contain the full path of the setting.
+Error messages contain the file and the full path of the setting in the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NUM_EULER_STEPS = 10
 WHOLE_RATE = 50
 """Speech tokens per second of CosyVoice 1. The experimental model CosyVoice-300M-25Hz is not supported."""
 OVERLAP_TOKENS = 20
-"""Number of speech tokens at a chunk's end that CosyVoice 1's official streaming computes twice."""
+"""Number of speech tokens that two consecutive chunks share in CosyVoice 1's official streaming."""
 TABLE_POSITIONS = 5000
 """Initial length of the position table in CosyVoice 1's official code; there, the table can grow."""
 
@@ -52,7 +52,7 @@ Config = TypeVar("Config")
 
 
 def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
-    """Read a model's sizes. flow_keys: parameter names of flow.pt, which show the number of blocks after upsampling."""
+    """Read a model's sizes. flow_keys: parameter names of flow.pt; only they show CosyVoice2's `num_up_blocks`."""
     generation = detect_generation(folder)
     name = YAML_OF[generation]
     root = Section(name, read_official_yaml(folder / name))
@@ -95,7 +95,7 @@ class Section:
         return Section(self.where(key), value)
 
     def read(self, kind: type[Config], **known: Any) -> Config:
-        """Read a dataclass from this section; each field's `FileKey` is its place. known: values of other fields."""
+        """Read a dataclass: each field's `FileKey` is its place in this section; known: values of further fields."""
         for name, hint in get_type_hints(kind, include_extras=True).items():
             if name not in known:
                 (setting,) = hint.__metadata__
@@ -120,7 +120,7 @@ class Section:
         return int(number)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Read a finite number, or the default if null or absent; accepts text, since YAML 1.1 reads `1e-6` as text."""
+        """Read a finite number, or `default` if it is null or absent. Text is accepted: YAML 1.1 has 1e-6 as text."""
         value = self._values.get(key)
         if value is None and default is not None:
             return default
@@ -153,17 +153,16 @@ class Section:
 
 
 def vocabulary_of(generation: Generation, num_speech_tokens: int) -> Vocabulary:
-    """The special ids of a generation, which follow the speech tokens.
+    """Return the special ids of a generation, which follow the ids of speech tokens.
 
-    CosyVoice 1 has only one special id (end), and no fill id. CosyVoice2 has three (end, task, fill); each of them ends
-    decoding if text is not streamed. CosyVoice3 has 200; the first four are begin, end, task and fill.
-    """
+    CosyVoice 1 has only one special id (end), and no fill id. CosyVoice2 has three (end, task, fill); any of them ends
+    decoding if text is not streamed. CosyVoice3 has 200; the first four are begin, end, task and fill."""
     size = num_speech_tokens
     if generation is Generation.V1:
         return Vocabulary(size, size + 1, sos=0, task=1, eos=size, fill=size, masked_before_minimum=size)
     if generation is Generation.V2:
         return Vocabulary(size, size + 3, sos=0, task=1, eos=size, fill=size + 2, masked_before_minimum=size)
-    # Before the minimum length, the official code masks the first special id, although CosyVoice3's end is the second.
+    # Before the minimum length, the official code masks the first special id, begin, though CosyVoice3 ends with end.
     return Vocabulary(
         size, size + 200, sos=size, task=size + 2, eos=size + 1, fill=size + 3, masked_before_minimum=size,
         silent=SilentTokens((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323)),
@@ -179,7 +178,8 @@ def _backbone_lm(folder: Path, llm: Section, generation: Generation) -> LMConfig
 
 
 def lm_config(backbone: Section, speech: Section, vocabulary: Vocabulary, **known: float) -> LMConfig:
-    """speech: the section with `mix_ratio` and `sampling`; known: values of fields that `backbone` does not contain."""
+    """Read the sizes of a Qwen2 language model. backbone: the section with Qwen2's sizes; speech: the section with
+    `mix_ratio` and `sampling`; known: values of fields that `backbone` does not contain."""
     mix = speech.integers("mix_ratio", (5, 15))
     if len(mix) != 2:
         raise CheckpointError(

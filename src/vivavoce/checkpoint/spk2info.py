@@ -1,7 +1,7 @@
-"""Reads and writes spk2info.pt, the speakers of a model folder, in the official layout. Only tensors are read.
+"""Reads and writes spk2info.pt, the speakers of a model folder, in the official layout. Reading runs no code.
 
-The file is a dict by speaker name. A built-in speaker is `{"embedding": [1, 192]}`. A saved zero-shot speaker has the
-inputs of the official model: ten tensors with a leading batch dimension, including their lengths.
+The file is a dict by speaker name. A built-in speaker is `{"embedding": [1, 192]}`. A saved zero-shot speaker has ten
+tensors, the inputs of the official model: four sequences and two embeddings, each [1, …], and four lengths.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _EMBEDDING_KEYS = ("embedding", "flow_embedding", "llm_embedding")
 class SavedPrompt:
     """The prompt of a saved zero-shot speaker.
 
-    text_ids: the transcript; llm_speech_tokens, flow_speech_tokens: prompts of language model and flow; all [length]
-    int32. mel: [frames, 80].
+    text_ids: ids of the transcript; llm_speech_tokens, flow_speech_tokens: speech tokens of the reference, for language
+    model and flow; each [length] int32. mel: [frames, 80] float32.
     """
 
     text_ids: Tensor
@@ -95,7 +95,8 @@ def _ids(where: str, fields: Mapping[str, Any], key: str) -> Tensor:
 
 
 def _tensor(where: str, fields: Mapping[str, Any], key: str, *shape: int) -> Tensor:
-    """The tensor `key` without its batch dimension; -1 in `shape` is a length that the tensor `key`_len must equal."""
+    """Return the tensor `key` without its batch dimension. Where `shape` has -1, any length up to `MAX_LENGTH` fits; if
+    the file has a tensor `key`_len, it must contain this length."""
     value = fields.get(key)
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{where}: {key} is missing or no tensor; make the speaker again")

@@ -1,9 +1,9 @@
 """Reads `.pt` files of `torch.save` safely, as data: tensors, plain values, and dicts, lists and tuples of them.
 
 A pickle is a program. This module interprets only the few instructions that make such values, and refuses all others.
-So a file cannot import or call anything, or use much more memory than its size. Since torch 1.6 a `.pt` file is a zip
-file (https://docs.pytorch.org/docs/stable/notes/serialization.html) with the pickle and the uncompressed bytes of
-tensors.
+So a file cannot import or call anything, or use much more memory than its size. Since torch 1.6, a `.pt` file is a zip
+file that contains the pickle and the uncompressed bytes of tensors
+(https://docs.pytorch.org/docs/stable/notes/serialization.html).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "TUP
 
 
 def read_torch_file(path: Path) -> Any:
-    """Read a file; its tensors are memory-mapped. CheckpointError: corrupt, older than torch 1.6, or not plain data."""
+    """Read a file; its tensors are memory-mapped. Raises CheckpointError if the file is missing, corrupt, older than
+    torch 1.6, or not plain data."""
     refuse_pointer(path)
     try:
         with _SmallReads(path) as file:
@@ -61,7 +62,7 @@ def read_torch_file(path: Path) -> Any:
 
 class _SmallReads(io.FileIO):
     def read(self, size: int | None = -1, /) -> bytes:
-        """Limit the size of a read, because `zipfile` reads a zip directory of any size at once."""
+        """Read at most `MAX_BYTES`, else raise ValueError: `zipfile` reads a zip directory of any size at once."""
         limit = MAX_BYTES + 1
         data = super().read(limit if size is None or size < 0 else min(size, limit)) or b""
         if len(data) == limit:
@@ -157,7 +158,7 @@ class _Reader:
             raise ValueError(f"tensors of more than {MAX_TIMES} times the file's bytes")
         if type(container) is list:
             container.extend(items)
-        elif type(container) is dict and all(type(key) is str for key in items[::2]):  # others may take years to hash
+        elif type(container) is dict and all(type(key) is str for key in items[::2]):  # nested tuples hash for years
             container.update(zip(items[::2], items[1::2], strict=True))
         else:
             raise ValueError("a name that is not text")
@@ -178,7 +179,7 @@ class _Reader:
 
 
 def _few(values: Any) -> tuple[Any, ...]:
-    """Refuse long tuples, which a file could repeat a million times, or nest so that printing or hashing take years."""
+    """Return the values of a tuple; refuse a long one, because a file could repeat it a million times."""
     if type(values) is not tuple or len(values) > MAX_DIMS:
         raise ValueError("a tensor without a shape")
     return values

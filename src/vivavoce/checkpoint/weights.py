@@ -1,8 +1,8 @@
 """Loads weight files into modules. Runs no code from pickles, and checks every name and shape.
 
-Each part has a table that translates official parameter names to ours, in both directions. `{n}` is the number of a
-block and matches digits. A row has prefixes of names, which end at a dot or at the name's end; the first matching row
-is used. A name without a matching row is the same on both sides.
+Each part (llm, flow, hift) has a table that translates official parameter names to this program's names, and back. A
+row is a pair of prefixes, official and own; a prefix ends at a dot or at the name's end, and its `{n}`, the number of a
+block, matches digits. The first matching row is used. A name without a matching row is the same on both sides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_LISTED = 6
 
 
 def find_part(folder: Path, part: str, variant: str | None = None) -> Path:
-    """The weight file of `part` (llm, flow, hift). Prefers `part.variant` to `part`, then .safetensors to .pt."""
+    """Find the weight file of `part` (llm, flow, hift). Prefers `part.variant` to `part`, then .safetensors to .pt."""
     for stem in [f"{part}.{variant}", part] if variant else [part]:
         for path in (folder / f"{stem}.safetensors", folder / f"{stem}.pt"):
             if path.is_file():
@@ -57,8 +57,8 @@ def check_variant(folder: Path, variant: str | None) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the named tensors of a file. Unwraps a dict with a single key, such as {"module": …}, and removes the prefix
-    "module.", which DeepSpeed and DistributedDataParallel write."""
+    """Read the named tensors of a file. A dict inside a dict with no other key, such as {"module": …}, is unwrapped,
+    and the prefix "module." of all names is removed, as DeepSpeed and DistributedDataParallel write them."""
     if path.suffix == ".safetensors":
         refuse_pointer(path)
         try:
@@ -92,7 +92,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace weight norm by plain weights: g · v / ‖v‖ over all dimensions but the first (arXiv:1602.07868, eq. 2)."""
+    """Replace each pair of weight norm by the weight g · v / ‖v‖, with norms over all dimensions but the first
+    (arXiv:1602.07868, eq. 2). Also remove the prefix "generator."."""
     folded = {key.replace(_GAN_PREFIX, ""): value for key, value in state.items()}
     for scale_name, direction_name in (_NEW_NORM, _OLD_NORM):
         for key in [key for key in folded if key.endswith(scale_name)]:
@@ -116,7 +117,8 @@ def _weight(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
 
 
 def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, file: str, dtype: torch.dtype) -> None:
-    """Load tensors into a module. CheckpointError lists all missing, unexpected and misshapen keys by official name."""
+    """Load tensors into a module. If keys are missing, unexpected or of the wrong shape, raise a CheckpointError that
+    lists them by official name. file: name of the file in this message."""
     targets = module.state_dict()
     wanted = {names.to_official(own): own for own in targets}
     given = state.keys() - names.unused
@@ -132,7 +134,7 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, 
     problems = [f"{len(keys)} {what} ({_listed(keys)})" for what, keys in found.items() if keys]
     if problems:
         raise CheckpointError(f"model: {file} does not fit its configuration: {'; '.join(problems)}")
-    # Copy the mapped tensors: a change of the file while the program runs must not change the weights.
+    # Copy the memory-mapped tensors: a change of the file while the program runs must not change the weights.
     copies = {}
     for key, own in wanted.items():
         copies[own] = state[key].to(dtype, copy=True)
@@ -141,7 +143,7 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, 
 
 
 def page_out(tensor: Tensor) -> None:
-    """Let the system page out a mapped tensor that was copied, so that it no longer counts as this process's memory."""
+    """Let Linux page out a memory-mapped tensor that was copied: it no longer counts as memory of this process."""
     if sys.platform == "linux":
         start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -212,7 +214,7 @@ def _conformer(official: str, ours: str) -> Rows:
 
 
 def _unet_flow(norm: int) -> Rows:
-    """The rows that both flows with a U-Net have; norm: place of a norm in its official block."""
+    """Return the rows that both flows with a U-Net have; norm: index of the norm in an official block of layers."""
     return (
         *_INPUTS,
         *_conformer("encoder", "encoder"),
