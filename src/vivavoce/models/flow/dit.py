@@ -1,7 +1,7 @@
 """CosyVoice3's flow networks: a lookahead layer instead of a token encoder, and a transformer for the velocity.
 
-The transformer is a DiT (arXiv:2212.09748) as in F5-TTS (arXiv:2410.06885): flow time modulates all norms and gates.
-"""
+The transformer is a DiT (arXiv:2212.09748) as in F5-TTS (arXiv:2410.06885): flow time sets scale and shift of all
+norms, and the gates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ PER_BLOCK = 6  # modulations of a block: shift, scale and gate, for attention an
 
 
 class LookaheadEncoder(nn.Module):
-    """Embedded tokens → mu. A token reads `lookahead` later tokens and two earlier ones; all its frames are equal."""
+    """Embedded tokens → mu. Each output reads `lookahead` later tokens and two earlier tokens, and is the same for all
+    mel frames of a token."""
 
     def __init__(self, config: LookaheadConfig) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class LookaheadEncoder(nn.Module):
         memory: tuple[Memory, Memory] | None = None,
         lookahead_ends: Tensor | None = None,
     ) -> Tensor:
-        """Encode tokens as `TokenEncoder.encode`, but without attention: masks, keys and past are ignored."""
+        """See `TokenEncoder.encode`. This encoder has no attention, so it ignores masks, keys and past."""
         x = x * valid_positions(lengths, x.shape[1])[..., None]
         of_tokens = memory[0] if memory else None
         mu = look_ahead(x, size, self.lookahead_conv, self.history_conv, of_tokens, lookahead_ends)
@@ -107,14 +108,14 @@ class RotaryAttention(nn.Module):
 
 
 def rotation_of(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for rotary positions; positions: [rows, frames] int → two tensors [rows, frames, dim / 2]."""
+    """Return cosines and sines for rotary positions, each [rows, frames, dim / 2]; positions: [rows, frames] int."""
     exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
     angles = positions[..., None].float() * (1.0 / _ROTARY_BASE**exponent)
     return angles.cos(), angles.sin()
 
 
 class DiTBlock(nn.Module):
-    """Attention and feed-forward; flow time sets shift and scale before each of them, and a gate after (adaLN-Zero)."""
+    """Attention and feed-forward. Flow time sets a shift and a scale before each, and a gate after it (adaLN-Zero)."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()

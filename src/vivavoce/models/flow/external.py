@@ -1,4 +1,4 @@
-"""Interfaces for flow networks that another runtime computes."""
+"""Interfaces for flow networks that run in another runtime, not in torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vivavoce.models.flow.unet import VelocityContext
 
 
 class ExternalEstimator(Protocol):
-    """Replaces `UNet` or `DiT` for rows without cached state. out: the model's own last layer. most_rows: maximum
-    number of rows in a batch, before guidance doubles them; None: no limit."""
+    """Replaces `UNet` or `DiT` for rows without cached state. out: the last layer of the torch network. most_rows:
+    maximum number of rows in a batch, before guidance doubles them; None if there is no limit."""
 
     out: nn.Linear | nn.Conv1d
 
@@ -32,7 +32,7 @@ class ExternalEncoder(Protocol):
 
 
 class ExternalFlow(NamedTuple):
-    """Networks that run outside torch; None: the model's own network is used."""
+    """Networks that run outside torch; where a field is None, the torch network is used."""
 
     estimator: ExternalEstimator | None
     encoder: ExternalEncoder | None

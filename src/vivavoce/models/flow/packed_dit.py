@@ -1,7 +1,7 @@
-"""CosyVoice3's velocity estimator and lookahead over packed rows; batches are those of `packed_unet`.
+"""CosyVoice3's velocity estimator and lookahead over packed rows, which `packed_unet` and `packed_encoder` describe.
 
-Most weights are views of the network's own. The modulations of every norm and gate are computed ahead for each
-evaluation, output biases included.
+Most weights are views of the network's parameters. The modulations of all norms and gates are computed in advance for
+each evaluation; those of the gates include the output biases.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from vivavoce_kernels.flow_products import product
 from vivavoce_kernels.flow_rows import Modulations, modulated
 from vivavoce_kernels.position_conv import grouped_weights, position_conv
 
-NORM_ROWS = 4  # small, because a norm comes often and a first chunk's batch is small
+NORM_ROWS = 4  # rows of each norm program: few, so that small batches such as a first chunk use the GPU better
 
 
 class DiTBlockWeights(NamedTuple):
-    """Matrices [out, in]; the biases of `mixed` and `contract` are added in the gates."""
+    """Matrices [out, in] and biases [out] of a block; the gates add the biases of `mixed` and `contract`."""
 
     queries_and_keys: tuple[Tensor, Tensor]
     mixed: Tensor

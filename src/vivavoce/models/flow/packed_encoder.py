@@ -46,7 +46,7 @@ _INVARIANT = EncoderCuts(RelativeTile(64, 8, 3), 4, ProductTile(64, 128, 64, 4, 
 
 
 def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
-    """Choose tile sizes. invariant: the same for all batch sizes, so that the batch does not change a row's result."""
+    """Choose tile sizes. invariant: choose equal sizes for all batches, so that the batch does not change a result."""
     if invariant:
         return _INVARIANT
     return _FEW if tokens <= FEW_TOKENS else _MANY
@@ -55,13 +55,13 @@ def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
 class EncoderTables(NamedTuple):
     """Positions of packed tokens. All tensors are int32.
 
-    ids [tokens, 1 + lookahead]: a packed token's id and the next ids of its row; −1 stands for zeros. row, local, ends
-    [tokens]: a token's row, its index among the row's new tokens (−1 for padding), and the number of the row's first
-    tokens that it attends to (0 for padding). frame_ends [frames]: the same number for a frame. first, length, past
-    [rows]: packed index of the row's first new token, number of new tokens, number of earlier tokens. slots [rows]:
-    index of the row's tails in `EncoderPast.tails`. tiles, frame_tiles [tiles, 3]: the part of a row that one program
-    of the attention kernel computes: row, first packed position, number of positions (0: none). pages [rows, width]:
-    the pages of each row in order; width is 0 if rows have no pages.
+    ids [tokens, 1 + lookahead]: a packed token's id and the next ids of its row; −1 means an embedding of zeros. row,
+    local, ends [tokens]: a token's row, its index among the row's new tokens (−1 for padding), and the number of the
+    row's first tokens that it attends to (0 for padding). frame_ends [frames]: number of the row's first frames that a
+    frame attends to. first, length, past [rows]: packed index of the row's first new token, number of new tokens,
+    number of earlier tokens. slots [rows]: index of the row's tails in `EncoderPast.tails`. tiles, frame_tiles [tiles,
+    3]: the tokens or frames that one program of the attention kernel computes: row, first packed position, number of
+    positions (0 if none). pages [rows, width]: the pages of each row in order; width is 0 if rows have no pages.
     """
 
     ids: Tensor
@@ -87,7 +87,7 @@ class EncoderPast(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncoderBatch:
-    """mu: [frames, bins], the output. past: cached state at token rate and at mel rate; None: no state is cached."""
+    """A batch of tokens. mu: [frames, bins], the output. past: cached state at token rate and at mel rate, or None."""
 
     tables: EncoderTables
     mu: Tensor
@@ -111,9 +111,10 @@ class EncoderBlock(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PackedEncoderWeights:
-    """embedded: [ids, size], the embedded tokens. start: [size] float32, added to them. look_ahead: convolution over 1
-    + `lookahead` tokens. look_back: [size, windows]; its bias is part of `start`. upsample: [upsampling · size, windows
-    of `up_taps` tokens]. up_norm: the norm after upsampling, with the embedding's scale and the upper blocks' biases.
+    """embedded: [ids, size], the embedded tokens. start: [size] float32, biases that are added to the embedded tokens.
+    look_ahead: convolution over 1 + `lookahead` tokens. look_back: [size, taps · size], convolution over earlier
+    tokens; its bias is part of `start`. upsample: [upsampling · size, `up_taps` · size]. up_norm: the norm after
+    upsampling, with the embedding's scale and the upper blocks' biases.
     """
 
     embedded: Tensor
@@ -153,7 +154,7 @@ class PackedEncoderWeights:
 
 
 def up_taps(upsampling: int) -> int:
-    """Number of tokens that the upsampling convolution reads for the frames of a token."""
+    """Return the number of tokens that the upsampling convolution reads for the frames of a token."""
     return 1 + -(-(UPSAMPLING_KERNEL - 1) // upsampling)
 
 
@@ -183,7 +184,7 @@ def _block(block: ConformerBlock, before_attention: Tensor, before_feed_forward:
 
 
 def windowed(conv: nn.Conv1d) -> Tensor:
-    """The weight of a convolution as a matrix [out, kernel · in], for products with windows of its input."""
+    """Return a convolution's weight as a matrix [out, kernel · in], for products with windows of its input."""
     return conv.weight.permute(0, 2, 1).flatten(1).contiguous()
 
 
@@ -206,8 +207,8 @@ def _upsampling(encoder: TokenEncoder) -> Linear:
 
 
 class PackedEncoder:
-    """Runs the token encoder on packed rows. invariant: a row's result does not depend on other rows, or on whether its
-    past was cached or is recomputed; this is slower. ValueError: the kernels do not support the model's sizes."""
+    """Runs the token encoder on packed rows. invariant: slower, but a row's result depends neither on other rows, nor
+    on whether its past was cached or is recomputed. Raises ValueError if the kernels do not support the sizes."""
 
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
         config = flow.encoder.config

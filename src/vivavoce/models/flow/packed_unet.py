@@ -1,11 +1,11 @@
-"""The velocity estimator over packed rows, and its solver: fixed shapes, no padding, no waiting for the device.
+"""The velocity estimator over packed rows, and its solver, without padding of rows and without waiting for the GPU.
 
-A batch has the new frames of all rows, end to end, in tensors of fixed size. Guidance evaluates everything twice: row i
-of [2 · frames, …] is frame i with its conditions, row frames + i the same frame without them.
+A batch has the new frames of all rows, one row after another, in tensors of fixed size. Guidance evaluates each frame
+twice: row i of a tensor [2 · frames, …] is frame i with its conditions, row frames + i is frame i without conditions.
 
-Most weights are views of the network's own. The output biases of attention and feed-forward are all added at a level's
-start, with the resnet block's shortcut, and every LayerNorm subtracts the biases of later blocks: so products add to
-the residual stream in place, and no launch adds a bias.
+Most weights are views of the network's parameters. All output biases of attention and feed-forward are added at a
+level's start, with the resnet block's shortcut, and every LayerNorm subtracts the biases of later blocks. So matrix
+products can add to the residual stream in place, and no kernel is launched only to add a bias.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Cuts:
     products: ProductTile | None = None
 
 
-FEW_FRAMES = 512  # up to this many packed frames small tiles use more of the GPU
+FEW_FRAMES = 512  # with at most this many packed frames, small tiles use the GPU better
 NORM_ROWS = 16  # rows of each LayerNorm program
-MANY_FRAMES = 4096  # from this many packed frames on large tiles fill the GPU
+MANY_FRAMES = 4096  # with at least this many packed frames, large tiles use the GPU better
 
 _FEW = Cuts(AttentionTile(64, 4, 3), ConvTile(16, 64, 4, 3))
 _SOME = Cuts(AttentionTile(64, 4, 3), ConvTile(32, 64, 4, 3))
@@ -50,7 +50,7 @@ _INVARIANT = Cuts(AttentionTile(64, 4, 3), ConvTile(64, 64, 8, 3), ProductTile(1
 
 
 def cuts_of(frames: int, *, invariant: bool) -> Cuts:
-    """invariant: one choice for all sizes, so that a row has the same bits in every batch."""
+    """Choose tile sizes. invariant: choose equal sizes for all batches, so that a row has the same bits in each."""
     if invariant:
         return _INVARIANT
     if frames <= FEW_FRAMES:
@@ -62,13 +62,13 @@ def cuts_of(frames: int, *, invariant: bool) -> Cuts:
 class PackedBatch:
     """Tensors that one evaluation reads and updates in place.
 
-    x: [frames, bins] float32, the solution at the beginning of the current step.
-    features: [2 · frames, in], the point, mu, the speaker and the condition side by side; frames without conditions are
-    zeros except for the point.
+    x: [frames, bins] float32, the solution at the beginning of the solver's current step.
+    features: [2 · frames, in], the estimator's inputs side by side: the point where the velocity is evaluated, mu, the
+    speaker and the condition; without conditions, all but the point are zeros.
     step: [2] int32, the index of the evaluation among those of all schedules, and its index in its own schedule, which
-    is also the pass of the state.
-    keys: the pages, as in `flow_attention.attend`. tails: the convolutions' tails for this step. Both are None if rows
-    have no past and leave no state.
+    is also the index of the cached state for this evaluation.
+    keys: the pages of keys and values, as in `flow_attention.attend`. tails: the last inputs of the convolutions. Both
+    are None if rows have no past and leave no state.
     short: whether every row has pages and at most `layouts.SHORT_FRAMES` frames.
     """
 
@@ -82,7 +82,7 @@ class PackedBatch:
 
     @property
     def kept_at(self) -> Tensor:
-        """[1] int32, the index of the pass whose state is read and written."""
+        """[1] int32, the evaluation's index in its own schedule: which cached state is read and written."""
         return self.step[1:]
 
 
@@ -142,9 +142,8 @@ def _levels_of(unet: UNet) -> list[Level]:
 
 
 def _short_levels(unet: UNet) -> tuple[ShortLevels, ...] | None:
-    """The first level's blocks, all inner levels, and the last level's blocks, for batches of short rows; None: this
-    network or device has no kernel for them.
-    """
+    """Return the first level's blocks, all inner levels, and the last level's blocks, for batches of short rows; None
+    if this network or device has no kernel for short rows."""
     config, weight = unet.config, unet.out.weight
     sizes = (config.channels, config.num_heads, config.head_dim)
     if sizes != ShortLevels.SIZES or not unet.mid or not takes_clusters(weight):
@@ -181,9 +180,9 @@ def _short_block(block: TransformerBlock) -> Block:
 
 
 class PackedEstimator:
-    """Computes `model.Path.step` for packed rows. schedules: the network's schedules; guidance: the strength of
-    classifier-free guidance; invariant: slower, but a row's bits do not depend on its neighbours. ValueError: the
-    kernels do not support the network's sizes."""
+    """Computes `model.Path.step` for packed rows. schedules: all schedules in use; guidance: the strength of
+    classifier-free guidance; invariant: slower, but a row's bits do not depend on the other rows of its batch. Raises
+    ValueError if the kernels do not support the network's sizes."""
 
     takes_short = False  # whether there is a kernel for batches of short rows
 
@@ -204,7 +203,7 @@ class PackedEstimator:
         advance(batch.x, velocity, batch.features, self._spans, batch.step, self._guidance)
 
     def velocity(self, batch: PackedBatch) -> Tensor:
-        """[2 · frames, bins], with conditions and then without; padding has any values."""
+        """Return velocities [2 · frames, bins], with conditions, then without; values of padding are arbitrary."""
         raise NotImplementedError
 
 

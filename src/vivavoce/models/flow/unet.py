@@ -45,7 +45,7 @@ EXPANSION = 4
 
 
 class TokenEncoder(nn.Module):
-    """Embedded tokens → mu. Except for the lookahead, a token depends only on tokens that it may attend to."""
+    """Embedded tokens → mu. A token's output depends only on its lookahead and on tokens that it may attend to."""
 
     def __init__(self, config: TokenEncoderConfig, num_mel_bins: int) -> None:
         super().__init__()
@@ -90,12 +90,12 @@ class TokenEncoder(nn.Module):
         """Encode a chunk of tokens, with earlier and later tokens as context → mu [batch, frames, mel bins].
 
         x: [batch, tokens, input], embedded tokens including lookahead. lengths: [batch] int64, tokens of each row;
-        beyond them, the lookahead is zeros, as at the end of an utterance. size: number of tokens to encode. masks:
-        keys that tokens, and that frames attend to, [batch, 1, 1 or size, keys] bool; None: all keys. keys: number of
-        tokens in the longest row, with its past; None: `size`. past: [batch] int64, number of earlier tokens of each
-        row; None: keys − size for all rows. memory: cached state at token rate and at mel rate, see `memory_shapes`;
-        None: no past. lookahead_ends: [batch, size] int64, for each token, the position in `x` from which its lookahead
-        is zeros; None: the row's end.
+        beyond them, the lookahead is zeros, as at the end of an utterance. size: number of tokens to encode. masks: for
+        tokens and for frames, [batch, 1, 1 or size, keys] bool, True for keys to attend to; None means all keys. keys:
+        number of tokens in the longest row, with its past, or None if this is `size`. past: [batch] int64, number of
+        earlier tokens of each row, or None if this is keys − size for all rows. memory: cached state at token rate and
+        at mel rate, see `memory_shapes`, or None without a past. lookahead_ends: [batch, size] int64, for each token,
+        the position in `x` from which its lookahead is zeros, or None if this is the row's end.
         """
         config, keys = self.config, keys or size
         of_tokens, of_frames = memory or (None, None)
@@ -121,20 +121,22 @@ class TokenEncoder(nn.Module):
 def look_ahead(
     x: Tensor, size: int, ahead: nn.Conv1d, behind: nn.Conv1d, memory: Memory | None, lookahead_ends: Tensor | None
 ) -> Tensor:
-    """Convolve later tokens, then earlier results; x: [batch, tokens, channels] → [batch, size, channels]."""
+    """Convolve each token with later tokens, and the result with earlier results, and add the token.
+
+    x: [batch, tokens, channels] → [batch, size, channels]; memory, lookahead_ends: as in `TokenEncoder.encode`."""
     y = pad(x, (0, 0, 0, size + ahead.kernel_size[0] - 1 - x.shape[1]))
     if lookahead_ends is None:
         y = convolve(y, ahead.weight, ahead.bias)
     else:
         y = _up_to_ends(y, lookahead_ends, ahead.weight, ahead.bias)
-    # The official layer uses PyTorch's default slope; the vocoder uses another one.
+    # The official layer uses PyTorch's default slope, unlike the vocoder.
     y = leaky_relu(y, 0.01)
     y = pad(y, (0, 0, HISTORY_KERNEL - 1, 0)) if memory is None else memory.extend(0, y)
     return x[:, :size] + convolve(y, behind.weight, behind.bias)
 
 
 def _up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`convolve`, with zeros in each window from position lookahead_ends[batch, time] on."""
+    """Do as `convolve`, but let the window at [batch, time] read zeros from position lookahead_ends[batch, time] on."""
     batch, time = lookahead_ends.shape
     windows = x.unfold(1, weight.shape[2], 1).transpose(2, 3)
     position = torch.arange(time, device=x.device)[:, None] + torch.arange(weight.shape[2], device=x.device)
@@ -264,9 +266,10 @@ class Level(nn.Module):
 
 
 class VelocityContext(NamedTuple):
-    """biases: result of `time_biases`, for each row or for all rows. mask: [batch, 1, 1 or frames, keys], bool or
-    additive; None: every frame attends to every key. memory: cached state; None: rows have no past. positions: [batch
-    or 1, frames] int, position of each frame in its row, for `DiT` only; None: 0, 1, 2 ….
+    """Inputs besides the features. biases: result of `time_biases`, for each row or for all rows. mask: [batch, 1, 1 or
+    frames, keys], bool or additive; None means that every frame attends to every key. memory: cached state, or None if
+    rows have no past. positions: [batch or 1, frames] int, position of each frame in its row, for `DiT` only; None
+    means 0, 1, 2 ….
     """
 
     biases: Tensor
