@@ -1,1 +1,1 @@
-"""The networks. They compute tensors from tensors, and know nothing about requests or text."""
+"""The networks of the models: they compute tensors from tensors, independent of requests and texts."""

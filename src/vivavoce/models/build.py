@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Models:
-    """The networks of a model. These are the types for CosyVoice 2 and 3; other generations have their own classes."""
+    """The networks of a model. The types of the fields are those of CosyVoice 2 and 3; see `NETWORKS` for others."""
 
     config: ModelConfig
     lm: SpeechLM
@@ -60,10 +60,10 @@ def build_models(
     language_model: bool = True,
     llm: Path | None = None,
 ) -> Models:
-    """Load a model folder. CheckpointError: files are missing, corrupt, or do not fit their configuration. dtype: dtype
-    of language model and flow. variant: use `part.variant.pt` where it exists. language_model: if False, the language
-    model gets no weights (meta device), for synthesis from speech tokens only. llm: a file with weights of the language
-    model, to use instead of the folder's.
+    """Load a model folder. dtype: of language model and flow. variant: use the file `part.variant.pt` where it exists.
+    language_model: if False, the language model gets no weights (meta device). llm: a file with weights for the
+    language model, instead of the folder's file. Raises CheckpointError if files are missing or corrupt, or do not fit
+    their configuration.
     """
     generation = detect_generation(folder)
     check_variant(folder, variant)
@@ -93,7 +93,7 @@ def build_network(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Any:
-    """Build a network and load the tensors of a file into it. CheckpointError: the tensors do not fit the network."""
+    """Build a network and load a file's tensors into it. Raises CheckpointError if the tensors do not fit."""
     network = part.outline(config)
     load_into(network, state, part.names, file, dtype)
     return network.to(device).eval().requires_grad_(False)
@@ -113,6 +113,6 @@ def build_language_model(
 
 def prepare_device(device: torch.device) -> None:
     if device.type == "cuda":
-        # cuDNN's attention takes about 50 ms to plan for each new length, and every decode step has a new length. This
-        # switch affects the whole process, because torch has no switch for a single model.
+        # Switch cuDNN's attention off: it plans for 50 ms at each new length, and every decode step has a new length.
+        # The switch affects the whole process, because torch has no switch for a single model.
         torch.backends.cuda.enable_cudnn_sdp(False)

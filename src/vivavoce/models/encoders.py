@@ -1,4 +1,5 @@
-"""A checkpoint's speaker encoder (campplus.onnx) and speech tokenizer (speech_tokenizer_v*.onnx), in ONNX Runtime."""
+"""Runs a checkpoint's speaker encoder (campplus.onnx) and speech tokenizer (speech_tokenizer_v*.onnx), with ONNX
+Runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from vivavoce.models.features import SAMPLE_RATE, speaker_fbank, whisper_log_mel
 from vivavoce.time_limit import time_limit
 
 MAX_RUN_S = 60.0  # maximum run time in seconds for a recording, which has at most 30 s of speech
-MAX_FIELDS = 10_000  # maximum number of top-level fields; a published file has about ten
+MAX_FIELDS = 10_000  # maximum number of top-level fields in an ONNX file; a published file has about ten
 _ERRORS_ONLY = 3
 _FUNCTIONS = 25
 
@@ -33,10 +34,8 @@ class OnnxModel:
     remedy: str = "download it again"
 
     def run(self, *inputs: NDArray[Any], **more: NDArray[Any]) -> NDArray[Any]:
-        """Run the model and return its first output, flattened. CheckpointError: it fails, or exceeds MAX_RUN_S.
-
-        `inputs` are passed by position, because their names differ between published models.
-        """
+        """Run the model and return its first output, flattened. inputs: by position, because their names differ between
+        published models; more: by name. Raises CheckpointError if the model fails or exceeds MAX_RUN_S."""
         import onnxruntime
 
         names, options = [value.name for value in self.session.get_inputs()], onnxruntime.RunOptions()
@@ -57,16 +56,16 @@ def open_onnx(
     threads: int = 1,
     remedy: str = OnnxModel.remedy,
 ) -> OnnxModel:
-    """Open an ONNX file. threads: with one thread, results are reproducible. providers: ONNX Runtime's, the best first.
-    remedy: advice in error messages. CheckpointError: the file is missing, is not an ONNX model, or has other inputs.
-    """
+    """Open an ONNX file. providers: names of ONNX Runtime's providers, the preferred first; the default is the CPU.
+    threads: with one thread, results are reproducible. remedy: advice in error messages. Raises CheckpointError if the
+    file is missing, is not an ONNX model, or has not `num_inputs` inputs."""
     import onnxruntime
 
     path, options = Path(path), onnxruntime.SessionOptions()
     if not path.is_file():
         raise CheckpointError(f"{path.name} is missing in {path.parent}; {remedy}")
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    # Busy waiting is off, because it takes processor time from the threads that do the work.
+    # Waiting threads must sleep: busy waiting takes processor time from other threads.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _ERRORS_ONLY
     check_onnx(path, remedy)
@@ -85,7 +84,7 @@ def open_onnx(
 
 
 def check_onnx(path: Path, remedy: str = OnnxModel.remedy) -> None:
-    """Raise CheckpointError if an ONNX file is damaged, or uses features that are refused for safety."""
+    """Raise CheckpointError if an ONNX file is damaged, has functions, or keeps tensors in other files."""
     refuse_pointer(path)
     try:
         _check_file(path)
@@ -100,10 +99,10 @@ def _reason(error: Exception) -> str:
 
 
 def _check_file(path: Path) -> None:
-    """Raise ValueError if a model has functions, which can expand without limit, or keeps tensors in other files. Such
-    a tensor has an entry with the key "location"; before the key is its length, 8, as a varint. A varint may have
-    redundant bytes, and then ends with 0. Functions are fields of the outermost message (onnx/onnx.proto).
-    """
+    """Raise ValueError if a model has functions, which can expand without limit, or keeps tensors in other files.
+
+    Functions are fields of the outermost message (onnx/onnx.proto). A tensor in another file has an entry with the key
+    "location". The byte before the key is 8, its length as a varint, or 0, the end of a varint with redundant bytes."""
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         at = num_fields = 0
         while at < len(data):
@@ -147,7 +146,8 @@ class SpeakerEncoder(OnnxEncoder):
     num_inputs = 1
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """samples: [n] float32 at 16 kHz → [192] float32 on the CPU, not normalised. InvalidAudio: less than 25 ms."""
+        """samples: [n] float32 at 16 kHz → embedding [192] float32 on the CPU, not normalised. Raises InvalidAudio if
+        the samples are shorter than 25 ms."""
         embedding = self._model.run(speaker_fbank(samples).cpu().numpy()[None]).astype(np.float32)
         if embedding.size != EMBEDDING_SIZE:
             raise CheckpointError(
@@ -164,7 +164,8 @@ class SpeechTokenizer(OnnxEncoder):
     num_inputs = 2
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """samples: [n] float32 at 16 kHz → [num_tokens] int32 on the CPU. InvalidAudio: over 30 s, or below a frame."""
+        """samples: [n] float32 at 16 kHz → speech tokens [num_tokens] int32 on the CPU. Raises InvalidAudio if the
+        samples are longer than 30 s, or shorter than a frame."""
         if len(samples) > MAX_SECONDS * SAMPLE_RATE:
             raise InvalidAudio(
                 f"audio: lasts {len(samples) / SAMPLE_RATE:.2f} s; the speech tokenizer takes "

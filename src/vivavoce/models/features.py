@@ -29,15 +29,16 @@ _LOG_STEP = math.log(6.4) / 27
 
 @lru_cache(maxsize=16)
 def slaney_filterbank(sample_rate: int, n_fft: int, num_bins: int, fmin_hz: float, fmax_hz: float) -> Tensor:
-    """Mel filters [num_bins, n_fft // 2 + 1] float32 of unit area, like librosa's `filters.mel`. The tensor is cached
-    and shared, so it must not be changed."""
+    """Return mel filters [num_bins, n_fft // 2 + 1] float32 of unit area, like librosa's `filters.mel`. The tensor is
+    cached and shared, so it must not be changed."""
     frequencies = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
     edges = _mel_to_hz(torch.linspace(_hz_to_mel(fmin_hz), _hz_to_mel(fmax_hz), num_bins + 2, dtype=torch.float64))
     return (_triangles(frequencies, edges) * (2 / (edges[2:, None] - edges[:-2, None]))).float()
 
 
 def _triangles(at: Tensor, edges: Tensor) -> Tensor:
-    """Triangles [bins, n] of height 1 at the places `at` [n]; each spans three of the `edges` [bins + 2]."""
+    """Return the values at positions `at` [n] of triangles of height 1, [bins, n]. Triangle i goes from edges[i] to
+    edges[i + 2] and is highest at edges[i + 1]; edges: [bins + 2]."""
     left, centre, right = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     return torch.minimum((at - left) / (centre - left), (right - at) / (right - centre)).clamp(min=0)
 
@@ -59,10 +60,9 @@ PROMPT_MEL_RATE = 24_000  # in hertz, in all generations; CosyVoice 1 uses its 2
 
 
 def prompt_mel(samples: Tensor, config: MelConfig) -> Tensor:
-    """Natural-log mel spectrogram [batch, n // hop, bins] of `samples` [batch, n], float32. Computed as in HiFi-GAN's
-    code (arXiv:2010.05646): reflect padding by (n_fft - hop)/2, periodic Hann window, magnitude, Slaney filters, log
-    with a floor of 1e-5. `config.sample_rate` is used only for the filters.
-    """
+    """Compute the mel spectrogram, natural log, [batch, n // hop, bins] of `samples` [batch, n], float32, as in
+    HiFi-GAN's code (arXiv:2010.05646): reflect padding by (n_fft - hop)/2, periodic Hann window, magnitude, Slaney
+    filters, log with a floor of 1e-5. `config.sample_rate` is used only for the filters."""
     padding = (config.n_fft - config.hop) // 2
     require_samples(samples.shape[-1], max(padding + 1, config.hop), config.sample_rate)
     spectrum = torch.stft(
@@ -88,8 +88,8 @@ _DYNAMIC_RANGE = 8.0  # decades below the loudest value; lower values are raised
 
 
 def whisper_log_mel(samples: Tensor, num_bins: int = 128) -> Tensor:
-    """Whisper's scaled log-mel [.., num_bins, n // 160] of `samples` [.., n], float32 at 16 kHz, without padding to 30
-    s. The lower limit of values is relative to the maximum of each recording."""
+    """Compute Whisper's scaled log-mel [.., num_bins, n // 160] of `samples` [.., n], float32 at 16 kHz, without its
+    padding to 30 s. Values have a lower limit relative to the maximum of the same recording."""
     num_samples = samples.shape[-1]
     require_samples(num_samples, _WHISPER_N_FFT // 2 + 1, SAMPLE_RATE)
     rows = samples.reshape(math.prod(samples.shape[:-1]), num_samples)
@@ -109,10 +109,9 @@ _FBANK_N_FFT, _PRE_EMPHASIS, _LOWEST_HZ = 512, 0.97, 20.0
 
 
 def speaker_fbank(samples: Tensor) -> Tensor:
-    """samples [.., n] float32 at 16 kHz, ±1 full scale → log-mel energies [.., frames, 80], minus each bin's mean over
-    time. Settings are Kaldi's defaults (25 ms every 10 ms, whole frames only, Povey window, pre-emphasis 0.97, 20 Hz to
-    Nyquist), but without dither, so that the same audio always gives the same voice.
-    """
+    """samples [.., n] float32 at 16 kHz, full scale ±1 → log-mel energies [.., frames, 80], minus each bin's mean over
+    time. The settings are Kaldi's defaults (25 ms every 10 ms, whole frames only, Povey window, pre-emphasis 0.97, 20
+    Hz to Nyquist), but without dither, so that a recording always gives the same voice."""
     require_samples(samples.shape[-1], _FRAME_SAMPLES, SAMPLE_RATE)
     window, filters = _fbank_tables(samples.device)
     frames = samples.unfold(-1, _FRAME_SAMPLES, _FRAME_HOP)
@@ -125,8 +124,8 @@ def speaker_fbank(samples: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _fbank_tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Povey's window, a Hann window to the power 0.85, and filters [257, 80], evenly spaced on HTK's mel scale. They
-    are cached and shared, so they must not be changed."""
+    """Return Povey's window [400], a Hann window to the power 0.85, and filters [257, 80], evenly spaced on HTK's mel
+    scale. Both tensors are cached and shared, so they must not be changed."""
     window = torch.hann_window(_FRAME_SAMPLES, periodic=False, dtype=torch.float64).pow(0.85)
     hertz = torch.arange(_FBANK_N_FFT // 2 + 1, dtype=torch.float64) * (SAMPLE_RATE / _FBANK_N_FFT)
     low, high = _htk_mel(torch.tensor([_LOWEST_HZ, SAMPLE_RATE / 2])).tolist()

@@ -35,9 +35,9 @@ __all__ = ["MAX_FRAMES", "NETWORKS", "NetworkPart"]
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """part: name of the weight file without its suffix. build: builds the network from a `ModelConfig`. names: table of
-    parameter names. state: transforms the file's tensors before loading. float32: the network always uses this dtype.
-    """
+    """A network of a model. part: name of the weight file without its suffix. build: builds the network from a
+    `ModelConfig`. names: table of parameter names. state: transforms the file's tensors before loading. float32:
+    whether the network uses float32 even if the model has another dtype."""
 
     part: str
     build: Callable[[Any], nn.Module]
@@ -51,7 +51,7 @@ class NetworkPart:
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Skips random initialisation: on the meta device, it would make torch import its compiler (140 MB)."""
+    """Skips random initialisation, because on the meta device it makes torch import its compiler (140 MB)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -71,7 +71,7 @@ def _flow_v1(config: Any) -> nn.Module:
 
 
 _QWEN = NetworkPart("llm", lambda config: SpeechLM(config.lm), LM_NAMES)
-# The vocoder uses float32, because its phases grow to many thousand radians; this costs little time.
+# The vocoder uses float32, because its phases grow to many thousand radians; this takes little time.
 _vocoder = partial(NetworkPart, "hift", names=VOCODER_NAMES, state=fold_weight_norm, float32=True)
 NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
     Generation.V1: {

@@ -18,9 +18,9 @@ ATTENTION_NORM_EPS = 1e-12
 
 @dataclass(frozen=True)
 class MemoryShape:
-    """Sizes of a memory. sites: number of attention layers. key_channels: channels of a position's key and value
-    together. tail: number of earlier inputs that each convolution needs. tail_channels: input channels of all
-    convolutions.
+    """Sizes of a memory. sites: number of attention layers. key_channels: number of channels of a key and its value
+    together. tail: number of earlier inputs that each convolution needs. tail_channels: sum of the input channels of
+    all convolutions.
     """
 
     sites: int
@@ -30,7 +30,8 @@ class MemoryShape:
 
 
 class Memory(Protocol):
-    """Cached state of a batch's rows for one pass. It returns old state and saves the new. Each layer calls it once."""
+    """Cached state of a batch's rows for one pass through a network. Each call returns a layer's old state and saves
+    its new state, so each layer must call it once."""
 
     def extend(self, first: int, x: Tensor) -> Tensor:
         """Prepend the past inputs of a convolution to its input; x: [batch, time, channels] → [batch, tail + time,
@@ -38,8 +39,8 @@ class Memory(Protocol):
         ...
 
     def recall(self, site: int, keys: Tensor) -> Tensor:
-        """Add new keys and values [batch, time, key channels]; return those of the whole row, [batch, keys, key
-        channels]. Values beyond a row's end are arbitrary, but finite."""
+        """Store new keys and values [batch, time, key channels] of attention layer `site`. Return all keys and values
+        of the rows, [batch, keys, key channels]; beyond a row's end they are arbitrary, but finite."""
         ...
 
 
@@ -54,12 +55,12 @@ def in_turn(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[
 
 
 def valid_positions(lengths: Tensor, size: int) -> Tensor:
-    """True for positions within each row's length; lengths: [batch] int → [batch, size] bool."""
+    """Return a mask [batch, size] bool, True for positions within each row's length; lengths: [batch] int."""
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
 def keys_before(ends: Tensor, size: int) -> Tensor:
-    """True for keys before each query's end; ends: [batch, queries] int → [batch, 1, queries, size keys] bool."""
+    """Return a mask [batch, 1, queries, size] bool, True for keys before a query's end; ends: [batch, queries] int."""
     return (torch.arange(size, device=ends.device) < ends[..., None])[:, None]
 
 
@@ -72,7 +73,7 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def zero_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Set x [batch, channels, time] to zero beyond each row's length; lengths: [batch] int, None: all rows are full."""
+    """Set x [batch, channels, time] to zero beyond each row's length; lengths: [batch] int, None if rows are full."""
     if lengths is None:
         return x
     return x.masked_fill(~valid_positions(lengths, x.shape[-1])[:, None, :], 0)
@@ -104,7 +105,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines in float32; positions: [batch, time] int → two tensors [batch, 1, time, head_dim]."""
+    """Return cosines and sines, each [batch, 1, time, head_dim] float32, for positions [batch, time] int."""
     exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
     angles = positions[..., None].float() * (1.0 / theta**exponent)
     angles = torch.cat((angles, angles), dim=-1)[:, None]
@@ -119,8 +120,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def relative_positions(queries: int, keys: int, channels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Sinusoids for the relative positions keys − 1 … −(queries − 1): [keys + queries − 1, channels], with sines in
-    even channels and cosines in odd channels."""
+    """Return sinusoids for the relative positions keys − 1 … −(queries − 1): [keys + queries − 1, channels], with sines
+    in even channels and cosines in odd channels."""
     position = torch.arange(keys - 1, -queries, -1, device=device, dtype=torch.float32)
     rate = torch.exp(torch.arange(0, channels, 2, device=device, dtype=torch.float32) * -(math.log(10000.0) / channels))
     angle = position[:, None] * rate
@@ -129,10 +130,10 @@ def relative_positions(queries: int, keys: int, channels: int, device: torch.dev
 
 @dataclass(frozen=True, eq=False)
 class RelativeSpan:
-    """mask: [batch, 1, 1 or queries, keys] bool, True where a query may attend; None: everywhere. table: result of
-    `relative_positions`. columns: [batch, 1, queries, keys] int64, the table's row for each query and key; None if the
-    last query is at the position of the last key in every row.
-    """
+    """Keys and distances of a call of `RelativeAttention`. mask: [batch, 1, 1 or queries, keys] bool, True where a
+    query may attend; None means everywhere. keys: number of keys. table: result of `relative_positions`. columns:
+    [batch, 1, queries, keys] int64, the table's row for each query and key; None if in every row the last query is at
+    the position of the last key."""
 
     mask: Tensor | None
     keys: int
@@ -141,7 +142,7 @@ class RelativeSpan:
 
     @classmethod
     def of(cls, x: Tensor, keys: int, mask: Tensor | None, past: Tensor | None = None) -> RelativeSpan:
-        """x: [batch, queries, size]; past: [batch] int64, number of keys before the queries (None: keys − queries)."""
+        """x: [batch, queries, size]; past: [batch] int64, number of earlier keys, by default keys − queries."""
         queries = x.shape[1]
         table = relative_positions(queries, keys, x.shape[2], x.device, x.dtype)
         if past is None:
@@ -152,7 +153,8 @@ class RelativeSpan:
         return cls(mask, keys, table, columns.clamp_(0, len(table) - 1))
 
     def by_key(self, scores: Tensor) -> Tensor:
-        """Scores by distance [batch, heads, queries, keys + queries − 1] → by key [batch, heads, queries, keys]."""
+        """Rearrange scores by distance, [batch, heads, queries, keys + queries − 1], to scores by key, [batch, heads,
+        queries, keys]."""
         if self.columns is not None:
             return scores.gather(3, self.columns.expand(-1, scores.shape[1], -1, -1))
         # The score of query i and key j is in column queries − 1 − i + j: one column earlier for each query.
@@ -197,7 +199,7 @@ class RelativeAttention(nn.Module):
 
 
 class Embed(nn.Module):
-    """A linear layer and LayerNorm, times sqrt(size). Positions are not added here, but in the attention layers."""
+    """A linear layer, LayerNorm and a factor sqrt(size). The attention layers, not this layer, add positions."""
 
     def __init__(self, input_size: int, size: int) -> None:
         super().__init__()

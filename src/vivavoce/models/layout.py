@@ -1,6 +1,6 @@
 """Arranges constant weights in memory, so that matrix products need no copies, or packs them where this is faster.
 
-Parameters keep their names, shapes and values. Without this, the results are the same but slower.
+Parameters keep their names, shapes and values. Networks also work without this, but slower.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Product = Callable[[Tensor], Tensor]
 """A linear layer as a function: x [..., in] → [..., out]."""
 
 PACKED_FOR_ROWS = 8  # oneDNN's default number of rows for packed weights; any number of rows works
-MANY_ROWS = 256  # number of rows for packed weights of networks that read many positions at once
+MANY_ROWS = 256  # the number of rows for which weights are packed in networks that read many positions at once
 
 
 class Linear(nn.Linear):
     """A linear layer that multiplies by packed weights after `pack`, except while gradients are recorded. After `pack`,
-    its weights must not change."""
+    its weights must not change, because the packed weights are a copy."""
 
     product: Product | None = None
 
@@ -37,21 +37,22 @@ class Linear(nn.Linear):
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether to pack a weight: on some CPUs, torch's float32 products have less than half the speed of oneDNN's."""
+    """Return whether to pack a weight: on some CPUs, torch's float32 products take over twice the time of oneDNN's."""
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and _packing_works()
 
 
 def packed(weight: Tensor, bias: Tensor | None, rows: int = PACKED_FOR_ROWS) -> Product:
-    """A linear layer with a packed copy of its weight. weight: [out, in]; bias: [out]; rows: usual number of rows."""
+    """Return a linear layer with a packed copy of its weight. weight: [out, in]; bias: [out]; rows: usual number of
+    rows in its input."""
     layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
     bias = None if bias is None else bias.detach()
-    # A closure, because the packed weights cannot be copied: deep copies of a module share the closure.
+    # Return a closure, which deep copies of a module share: packed weights cannot be copied.
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, layout, bias, "none", [], "")
 
 
 @lru_cache(maxsize=1)
 def _packing_works() -> bool:
-    """Whether torch has oneDNN's packed products, which torch does not document, and they compute right results."""
+    """Return whether torch has oneDNN's packed products, which it does not document, and their results are right."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     with torch.inference_mode():
@@ -65,7 +66,7 @@ def _packing_works() -> bool:
 
 
 def laid_together(weights: Sequence[Tensor]) -> Tensor | None:
-    """A view of several weights as one tensor, if they follow one another in memory, else None."""
+    """Return a view of several weights as one tensor, if they follow one another in memory, else None."""
     first, at = weights[0], weights[0].storage_offset()
     memory = first.untyped_storage().data_ptr()
     for weight in weights:
@@ -76,7 +77,7 @@ def laid_together(weights: Sequence[Tensor]) -> Tensor | None:
 
 
 def lay_together(weights: Sequence[Tensor]) -> Tensor:
-    """Return several weights as one tensor, of which they become views; moves them if needed. Widths must be equal."""
+    """Join weights of equal widths to one tensor, and make them views of it, without a copy if they are already."""
     # The views must be inference tensors if, and only if, the weights were.
     with torch.inference_mode(weights[0].is_inference()), torch.no_grad():
         whole = laid_together(weights)
@@ -88,15 +89,16 @@ def lay_together(weights: Sequence[Tensor]) -> Tensor:
 
 
 def biases_ahead(biases: Sequence[Tensor]) -> Tensor:
-    """If a residual stream starts with all these output biases: for each reader, the sum of those that belong later."""
+    """Return, for a residual stream that starts with the sum of all these output biases, the sums [n + 1, size] of the
+    biases that it has too early: before layer i, biases i … n − 1."""
     wide = [bias.float() for bias in biases]
     return torch.stack((*wide, torch.zeros_like(wide[0]))).flip(0).cumsum(0).flip(0)
 
 
 def mish(x: Tensor) -> Tensor:
-    """x · tanh(log(1 + eˣ)). On a CPU, torch computes three transcendental functions for each value. Here one is
-    enough: the result is x − x / z with z = 1 + eˣ + e²ˣ / 2. An infinite z gives x, which is the limit. The
-    computation is in float32, because intermediate values would be rounded.
+    """Compute x · tanh(log(1 + eˣ)). On a CPU, torch computes three transcendental functions for each value; here one
+    is enough: the result is x − x / z with z = 1 + eˣ + e²ˣ / 2. An infinite z gives x, which is the limit. The
+    computation is in float32, because half precision would round intermediate values.
     """
     if torch.is_grad_enabled() or x.device.type != "cpu":
         return functional.mish(x)
@@ -112,7 +114,8 @@ def joined(weights: Sequence[Tensor]) -> Tensor:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product | None = None) -> Tensor:
-    """x: [batch, time + kernel − 1, in]; weight: [out, in, kernel]; product: see `pack_windows` → [.., time, out]."""
+    """Convolve along time. x: [batch, time + kernel − 1, in]; weight: [out, in, kernel]; bias: [out]; product: result
+    of `pack_windows` for the same weights, or None → [batch, time, out]."""
     if torch.is_grad_enabled():
         return conv1d(x.transpose(1, 2), weight, bias).transpose(1, 2)
     out, channels, kernel = weight.shape

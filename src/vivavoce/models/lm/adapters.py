@@ -1,6 +1,6 @@
-"""LoRA adapters for the language model: in a slot's rows, B·A·x of its adapter is added to outputs of linear layers.
+"""LoRA adapters for the language model: for a slot with an adapter, B·A·x is added to the outputs of linear layers.
 
-All numbers of an adapter are in one row of memory, layer by layer, joined in the same way as the products of `SlotLM`.
+All numbers of an adapter are in one row of memory, layer by layer, joined as the matrix products of `SlotLM` are.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from vivavoce.models.lm.slot_lm import JoinedLayer
 
 RANK_STEP = 16
-"""Ranks in the kernels' memory are multiples of this, because tensor cores need products over at least 16 values."""
+"""Ranks in `AdapterStack` are padded to a multiple of this: tensor cores need products over at least 16 values."""
 
 
 class LowRank(NamedTuple):
-    """An adapter's matrices for one joined product of several targets. down: A of all targets, [targets · rank,
-    inputs]; up: B of all targets, [outputs, rank]; ends: for each target, the index after its last output."""
+    """An adapter's matrices for one joined product of several targets. down: matrices A of all targets, [targets ·
+    rank, inputs]; up: matrices B of all targets, [outputs, rank]; ends: for each target, the index after its last
+    output."""
 
     down: Tensor
     up: Tensor
@@ -42,20 +43,20 @@ Layers = Sequence[Mapping[str, LowRank]]
 
 @dataclass(frozen=True, eq=False)
 class LoadedAdapter:
-    """A loaded adapter; its memory is kept as long as a sequence refers to it. place: its number among the stage's
-    adapters, from 1. layers: its matrices; () if they are in the kernels' memory."""
+    """A loaded adapter; its memory is kept as long as a sequence refers to this object. place: its number among the
+    stage's adapters, from 1. layers: its matrices; () if they are in an `AdapterStack`."""
 
     place: int
     layers: Layers
 
 
 def numbers_of(config: LMConfig, rank: int) -> int:
-    """Number of values in an adapter's row of memory, which has space for all targets."""
+    """Return the number of values in an adapter's row of memory, which has space for all targets."""
     return config.num_layers * rank * sum(map(sum, target_sizes(config).values()))
 
 
 def pairs_of(memory: Tensor, config: LMConfig, rank: int) -> list[dict[str, LowRank]]:
-    """Views of an adapter's matrices in its row of memory, [`numbers_of`]."""
+    """Return an adapter's matrices, for each layer by product, as views of its row of memory, [`numbers_of`]."""
     sizes, start, layers = target_sizes(config), 0, []
 
     def take(rows: int, columns: int) -> Tensor:
@@ -73,7 +74,7 @@ def pairs_of(memory: Tensor, config: LMConfig, rank: int) -> list[dict[str, LowR
 
 
 def laid_out(weights: AdapterWeights, config: LMConfig, rank: int, dtype: torch.dtype) -> Tensor:
-    """Write an adapter to a row of memory, padded to `rank`. InvalidRequest: a number is too large for `dtype`."""
+    """Return a row of memory with an adapter, padded to `rank`. Raises InvalidRequest if a number exceeds `dtype`."""
     memory = torch.zeros(numbers_of(config, rank), dtype=dtype)
     for number, layer in enumerate(pairs_of(memory, config, rank)):
         for product, targets in PRODUCTS.items():
@@ -89,18 +90,19 @@ def laid_out(weights: AdapterWeights, config: LMConfig, rank: int, dtype: torch.
 
 
 def products_of(weights: AdapterWeights) -> tuple[str, ...]:
-    """The products that an adapter changes."""
+    """Return the names of the products that an adapter changes, see `PRODUCTS`."""
     return tuple(product for product, targets in PRODUCTS.items() if {*targets} & {*weights.targets})
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptedRows:
-    """The rows of a pass that have an adapter. groups: an adapter's matrices, and its rows [n] int64 (may repeat)."""
+    """The rows of a prefill or decode step that have an adapter. groups: for each adapter, its matrices and its rows
+    [n] int64, which may repeat."""
 
     groups: Sequence[tuple[Layers, Tensor]]
 
     def over(self, layers: Sequence[JoinedLayer[Product]]) -> list[JoinedLayer[Product]]:
-        """The layers, with linear layers that also add the outputs of the adapters."""
+        """Return the layers with linear layers that also add the outputs of the adapters."""
         names = {name for pairs, _ in self.groups for layer in pairs for name in layer}
         adapted = []
         for place, layer in enumerate(layers):
@@ -125,12 +127,12 @@ class AdaptedRows:
 
 class AdapterStack:
     """The memory of all adapters for the kernels on a device: [places, `numbers_of`]. layers: views of the matrices in
-    the first place; other places have the same layout."""
+    the first place; the matrices in other places are at the same offsets."""
 
     def __init__(self, config: LMConfig, places: int, rank: int, device: torch.device, dtype: torch.dtype) -> None:
         self.memory = torch.zeros(places, numbers_of(config, rank), device=device, dtype=dtype)
         self.layers: Layers = pairs_of(self.memory[0], config, rank)
 
     def put(self, place: int, laid: Tensor) -> None:
-        """Write an adapter's row to a place (counted from 0), after all work that was launched before on the device."""
+        """Write an adapter's row to a place (counted from 0), after all work that is already queued on the device."""
         self.memory[place].copy_(laid, non_blocking=True)

@@ -1,7 +1,8 @@
-"""The language model over slots by our own kernels: decode steps and packed prefills that a graph can record.
+"""The language model over slots, with the kernels of `vivavoce_kernels`: decode steps and packed prefills.
 
-The network and the slots' memory are the same as in `SlotLM`. The residual stream is float32; products use our kernels
-where the table of tiles has an entry for their size, and a library elsewhere. Needs the package `triton`.
+A CUDA graph can record them. The network and the slots' memory are the same as in `SlotLM`. The residual stream is
+float32. A matrix product uses a kernel if the table of tiles has an entry for its size, otherwise a library. Needs the
+package `triton`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 @dataclass(frozen=True)
 class TiledRows:
     """Packed rows, in which each sequence begins at a multiple of `ROW_TILE`; all int64. kinds, ids: [rows], embedding
-    table (0 control, 1 text, 2 speech) and index in it; slots, positions: [rows], slot and position of the row's key;
-    last: [n], last row of each sequence. Rows of padding have position 0 and a slot that never runs. adapters: [rows /
-    `ROW_TILE`], 1 + the place of each tile's adapter, 0 for no adapter; None: no row has an adapter.
+    table (0 control, 1 text, 2 speech) and index in this table; slots, positions: [rows], slot and position of the
+    row's key; last: [n], last row of each sequence. Rows of padding have position 0 and a slot that never runs.
+    adapters: [rows / `ROW_TILE`], 1 + the place of each tile's adapter, 0 for no adapter; None if no row has an
+    adapter.
     """
 
     kinds: Tensor
@@ -58,9 +60,10 @@ Look = Callable[[int, Tensor], None]
 
 
 class FusedLM:
-    """capacity: positions per slot; tiles: tiles of the products; strips: strips of the products for a single
-    slot, used if every product has an entry; stack: memory of the adapters, None: the model has no adapters. The
-    parameters of joined layers become views of the joined weights, as in `SlotLM`; either class may be made first.
+    """The language model with kernels. capacity: positions per slot; tiles: tile sizes of the products; strips: sizes
+    of the products for a single slot, used if every product has an entry; stack: memory of the adapters, or None if the
+    model has no adapters. The parameters of joined layers become views of the joined weights, which this class and
+    `SlotLM` share, in whatever order the two are created.
     """
 
     def __init__(
@@ -95,10 +98,11 @@ class FusedLM:
         observed: Observed | None = None,
         adapters: Tensor | None = None,
     ) -> Tensor:
-        """ids, positions, running: [n] int64, all of one stride; a slot with running 0 stores nothing, and its scores
-        are meaningless; observed: where the attention to the text is written; adapters: [n] int64, of any stride,
-        1 + the place of each slot's adapter, 0 for no adapter  →  [n, ids] logits, float32 if the product gives it.
-        """
+        """Read one speech token in each of the first n slots → logits [n, ids], float32 if the product gives float32.
+
+        ids, positions, running: [n] int64, all of one stride; a slot with running 0 stores nothing, and its logits are
+        meaningless. observed: receives the attention to the text. adapters: [n] int64, of any stride, 1 + the place of
+        each slot's adapter, 0 for no adapter."""
         taken: list[Tensor] = []
 
         def look(layer: int, qkv: Tensor) -> None:
@@ -139,7 +143,7 @@ class FusedLM:
         return self._scores(*self._hidden(ids, None, cache, attend, look, adapters), None)
 
     def _step_alone(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, look: Look) -> Tensor:
-        """`step` for one slot: fewer kernels, which load their weights before their input is ready."""
+        """Do `step` for one slot, with fewer kernels, which load their weights before their input is ready."""
         eps, config = self.config.rms_norm_eps, self.config
         # The normalised row is not used here: the first product of the loop computes the norm itself.
         stream, x = embed_norm(ids, None, self._tables, self._layers[0].attention_norm, eps)
@@ -168,7 +172,7 @@ class FusedLM:
         return (*(Shape(*weight.shape) for weight, _ in plain), gate_up)
 
     def prefill(self, rows: TiledRows, cache: SlotCache) -> Tensor:
-        """[n, ids] logits after each sequence's last row."""
+        """Run packed rows → logits [n, ids] after each sequence's last row."""
         given = (rows.slots, rows.positions, self._rotations, self.config.num_heads)
 
         def attend(qkv: Tensor, memory: Tensor) -> Tensor:
@@ -186,7 +190,7 @@ class FusedLM:
         look: Look = lambda layer, qkv: None,
         adapters: RowAdapters | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream without the last layer's MLP, and the MLP's output to be added."""
+        """Return the residual stream before the last layer's MLP is added, and this MLP's output."""
         eps = self.config.rms_norm_eps
         stream, x = embed_norm(ids, kinds, self._tables, self._layers[0].attention_norm, eps)
         added = stream[None, :0]

@@ -1,14 +1,14 @@
-"""Streaming of text: generates speech tokens while the text is still arriving.
+"""Streaming of text: arranges a sequence so that speech tokens can be generated while the text is still arriving.
 
 The model was trained on sequences that alternate 5 text tokens with 15 speech tokens; a *fill* token asks for more
-text. A `TextInterleaver` controls one sequence. Its owner pushes text ids, feeds the rows of `next_rows()` to the
+text. A `TextInterleaver` controls one sequence. The caller pushes text ids, feeds the rows of `next_rows()` to the
 language model, samples an id (a speech token, or an id of `allows()`), and passes the id to `accept()`:
 
     waiting ──text arrives, a block is complete──▶ decoding ──fill──▶ waiting
     waiting ──text closed──▶ finishing ──end, or the limit──▶ done
 
-As in the official code, each text token starts at most one block, and the last fed row is fed again before the rest of
-the text, so that sequences look like those in training.
+As in the official code, each arriving text token starts at most one block, and when the text is closed, the last fed
+row is fed again before the rest of the text.
 
 A system prompt (CosyVoice3) is fed first, as a whole. If no prompt speech follows, the official code then decodes 15
 speech tokens before the model has any text, which gives 0.6 s of speech without text. This class feeds the first block
@@ -80,7 +80,7 @@ class TextInterleaver:
         self._closed = True
 
     def next_rows(self) -> list[Row] | None:
-        """The rows to feed next; None while waiting for text, and after the end."""
+        """Return the rows to feed next; None while waiting for text, and after the end."""
         while self._state is _State.WAITING:
             if self._incoming:
                 self._buffer.append(self._incoming.popleft())
@@ -94,15 +94,15 @@ class TextInterleaver:
         return None if self.done else self._pending
 
     def ids_until_control(self) -> int | None:
-        """Number of speech tokens until the block is full and a fill token must come. After the text has ended: maximum
-        number of speech tokens until the sequence ends; None: no limit."""
+        """Return the number of speech tokens until the block is full and a fill token must come; after all text is fed,
+        the maximum number of further speech tokens, or None without a limit."""
         if self._state is not _State.FINISHING:
             return self._next_fill - len(self.decoded)
         most = self._max_ratio * self._num_text
         return None if math.isinf(most) else max(1, math.ceil(most) - len(self.decoded))
 
     def allows(self) -> tuple[int, ...]:
-        """The control ids that may be sampled now, in addition to speech tokens."""
+        """Return the control ids that may be sampled now, in addition to speech tokens."""
         return (self._vocabulary.eos,) if self._state is _State.FINISHING else (self._vocabulary.fill,)
 
     def accept(self, sampled: int) -> int | None:

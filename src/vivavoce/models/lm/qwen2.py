@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x: [batch, time, hidden] → rotated query, rotated key and value, each [batch, heads, time, head_dim]."""
+        """x: [batch, time, hidden] → rotated query, rotated key, and value, each [batch, heads, time, head_dim]."""
         query, key, value = (
             projection(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -87,7 +87,8 @@ class Layer(nn.Module):
 
 
 class SpeechLM(nn.Module):
-    """The network: input rows → hidden states → log-probabilities of speech tokens and control ids. It is causal."""
+    """The network: input rows → hidden states → log-probabilities of speech tokens and control ids. Attention is
+    causal."""
 
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class SpeechLM(nn.Module):
 
     def forward(self, rows: Tensor, past: Past | None = None) -> Tensor:
         """rows: [batch, time, hidden] → hidden states after the final norm, in the same shape. Padding on the right has
-        no effect, because attention is causal. past: earlier keys and values; those of the rows are appended."""
+        no effect, because attention is causal. past: earlier keys and values; those of `rows` are appended to them."""
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + rows.shape[1], device=rows.device)[None]
         mask = torch.arange(start + rows.shape[1], device=rows.device) <= positions[:, None, :, None]
@@ -119,7 +120,7 @@ class SpeechLM(nn.Module):
         return self.norm(x)
 
     def over_slots(self, capacity: int) -> SlotLM:
-        """This network for a batch of slots, as `LMStage` needs it; capacity: positions in each slot."""
+        """Return this network for a batch of slots, as `LMStage` needs it; capacity: positions in each slot."""
         from vivavoce.models.lm.slot_lm import SlotLM  # slot_lm imports this module
 
         return SlotLM(self, capacity)

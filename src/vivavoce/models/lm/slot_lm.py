@@ -1,9 +1,9 @@
 """The language model for batches of slots: prefill of packed rows of several sequences, and decode steps of all slots.
 
-This is the network of `SpeechLM` with the same weights, arranged for serving: rotary tables and masks are computed once
-for each call, keys and values are in a `SlotCache`, weights are joined, and packed where the library is faster with
-packed weights. A decode step multiplies a few rows by all weights of the model, so its time depends on the memory
-bandwidth for weights and the number of matrix products.
+This is the network of `SpeechLM` with the same weights, arranged for serving: rotary tables are computed once, masks
+once for each call, keys and values are in a `SlotCache`, weights are joined, and packed where the library is faster
+with packed weights. A decode step multiplies a few rows by all weights of the model, so its time depends on the memory
+bandwidth for weights and on the number of matrix products.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vivavoce.models.lm.text_attention import Observed
 if TYPE_CHECKING:
     from vivavoce.models.lm.adapters import AdaptedRows
 
-SAFE_ROWS = 8  # with at least this many rows, a row's result is independent of other rows in all tested libraries
+SAFE_ROWS = 8  # if the number of rows is a multiple of this, all tested libraries give a row's result independent of it
 _TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 24, 40, 64)
 
 
@@ -48,10 +48,10 @@ def joined(linears: Sequence[nn.Linear]) -> Product:
 
 
 def fewest_rows(products: Sequence[Product], sizes: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:
-    """The smallest n (1, 2, 4 or 8) for which a row's result in any multiple of n rows equals that in a large batch.
+    """Return the smallest n (1, 2, 4 or 8) so that a row has equal results in all batches of a multiple of n rows.
 
-    Libraries choose kernels by the number of rows, so this is tested on this machine with these weights.
-    """
+    Libraries choose kernels by the number of rows, so this is tested on this machine with these weights. sizes: number
+    of inputs of each product."""
     if device.type != "cpu":
         return SAFE_ROWS
     generator = torch.Generator().manual_seed(0)
@@ -67,7 +67,8 @@ def fewest_rows(products: Sequence[Product], sizes: Sequence[int], device: torch
 
 
 def shared(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Join the layers' weights to [outputs, inputs], biases to [outputs] or None; the parameters become their views."""
+    """Join the layers' weights to [outputs, inputs], and their biases, if any, to [outputs]. The parameters become
+    views of the joined tensors."""
     biases = [one.bias for one in linears if one.bias is not None]
     return lay_together([one.weight for one in linears]), lay_together(biases) if biases else None
 
@@ -102,8 +103,9 @@ class JoinedLayer(Generic[Weights]):
 
 @dataclass(frozen=True)
 class SlotCache:
-    """memory: [layers, 2 (keys, values), slots, kv_heads, capacity, head_dim], initially zero; on a CPU, a page takes
-    memory only after its first write. The cache stores no lengths: masks hide the positions after a slot's end."""
+    """Keys and values of all slots. memory: [layers, 2 (keys, values), slots, kv_heads, capacity, head_dim], initially
+    zero; on a CPU, a page takes memory only after its first write. The cache stores no lengths: masks hide the
+    positions after a slot's end."""
 
     memory: Tensor
 
@@ -115,16 +117,16 @@ class SlotCache:
         return cls(_zeros(shape, device, dtype))
 
     def first(self, slots: int, reach: int) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
-        """Views of the first slots for each layer: the whole memory for writes, [2, slots, kv_heads, capacity,
-        head_dim]; and keys and values of the first `reach` positions for reads, [slots, kv_heads, reach, head_dim]
-        each.
+        """Return two views of the first slots for each layer: for writes, all positions, [2, slots, kv_heads, capacity,
+        head_dim]; for reads, keys and values of the first `reach` positions, each [slots, kv_heads, reach, head_dim].
         """
         stored = self.memory[:, :, :slots]
         readable = stored[:, :, :, :, :reach].flatten(0, 1).unbind(0)
         return stored.unbind(0), list(zip(readable[::2], readable[1::2], strict=True))
 
     def move(self, sources: Tensor, targets: Tensor, reach: int) -> None:
-        """Copy the slots `sources` to the slots `targets`, layer by layer; both: [n] int64, with no slot in both."""
+        """Copy the first `reach` positions of the slots `sources` to the slots `targets`; both: [n] int64, without a
+        common slot."""
         for layer in self.memory:
             part = layer[:, :, :, :reach]
             part.index_copy_(1, targets, part.index_select(1, sources))
@@ -138,12 +140,12 @@ TEXT, SPEAKER = 1, 3
 class PackedRows:
     """Rows of n sequences, one sequence after another, and their positions; all int64 on the model's device.
 
-    kinds, ids: [rows], embedding table (0 control, 1 text, 2 speech) and index in it. slots, positions: [rows], slot
-    and position of the row's key. sequences: [n], slot of each sequence; starts: [n], position of its first row.
+    kinds, ids: [rows], embedding table (0 control, 1 text, 2 speech) and index in this table. slots, positions: [rows],
+    slot and position of the row's key. sequences: [n], slot of each sequence; starts: [n], position of its first row.
     padded: [n, longest], packed row at each place of a padded rectangle; unpadded: [rows], place of each packed row in
     the rectangle. last: [n], last packed row of each sequence. Padding rows use a slot's last position, which is never
-    read. For CosyVoice 1 only: text_end: number of a sequence's first rows that contain all of its text; speakers: [n,
-    speaker size] float32, for the second row of each sequence with a speaker row; None: no sequence has a speaker row.
+    read. For CosyVoice 1 only: text_end: all text of a sequence is in this number of its first rows; speakers: [n,
+    speaker size] float32, for the second row of each sequence with a speaker row, or None if no sequence has one.
     """
 
     kinds: Tensor
@@ -160,7 +162,7 @@ class PackedRows:
 
 
 def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Zeros that take no memory on a CPU until they are used; `torch.zeros` would write the memory of all slots."""
+    """Return zeros that take no memory on a CPU until they are used; `torch.zeros` would write the whole tensor."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -184,8 +186,8 @@ class SlotLM:
         self._tables = [one.weight.detach() for one in embeddings]
         self._layers = JoinedLayer.all(lm, joined)
         self._norm, self._head = lm.norm.weight.detach(), joined([lm.speech_head])
-        # Rotary tables by position, [capacity, 1, head_dim]: the rotated x is x · cos + (x with swapped halves) · sin,
-        # with the signs of the first half in `sin`.
+        # Rotary tables by position, [capacity, 1, head_dim]: the rotated x is x · cos + (x with swapped halves) · sin;
+        # the first half of `sin` has the opposite sign.
         positions = torch.arange(capacity, device=self._device)
         cos, sin = (one[0, 0] for one in rotary_tables(positions[None], config.head_dim, config.rope_theta))
         sin[:, : config.head_dim // 2] *= -1
@@ -258,7 +260,8 @@ class SlotLM:
         picked: Tensor | None = None,
         adapted: AdaptedRows | None = None,
     ) -> Tensor:
-        """Log-probabilities [count, ids] after the first `count` rows, or the `picked` ones; x: embedded rows."""
+        """Return log-probabilities [count, ids] after the first `count` rows, or after the rows `picked`; x: embedded
+        rows [rows, hidden]."""
         config, head_dim = self.config, self._head_dim
         rows, eps = len(x), config.rms_norm_eps
         size, turned = (config.hidden_size,), config.num_heads + config.num_kv_heads
@@ -267,7 +270,7 @@ class SlotLM:
         for index, layer in enumerate(self._layers if adapted is None else adapted.over(self._layers)):
             heads = layer.qkv(rms_norm(x, size, layer.attention_norm, eps)).view(rows, -1, head_dim)
             rotating = heads[:, :turned]
-            # Rotate in place: keys then stay next to the values, so that one copy stores keys and values.
+            # Rotate in place: so the keys stay next to the values, and one copy stores keys and values.
             rotating.copy_(torch.addcmul(rotating * cos, rotating.roll(head_dim // 2, -1), sin))
             keys_values = heads[:, config.num_heads :].view(rows, 2, config.num_kv_heads, head_dim)
             x = x + layer.out(attend(index, heads[:, : config.num_heads], keys_values))
@@ -278,6 +281,7 @@ class SlotLM:
         return self._head(rms_norm(x, size, self._norm, eps))[:count].float().log_softmax(dim=-1)
 
     def _bias(self, positions: Tensor, reach: int) -> Tensor:
-        """0 for keys up to a row's position, −inf for later keys; positions: [n, rows] → [n, 1, rows, reach]."""
+        """Return a mask [n, 1, rows, reach]: 0 for keys up to a row's position, −inf for later ones; positions: [n,
+        rows]."""
         hidden = self._reached[:reach] > positions[:, None, :, None]
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))

@@ -1,4 +1,4 @@
-"""Reads the attention of speech to text: of all heads in a whole sequence, or of a few chosen heads in decode steps."""
+"""Computes how much speech attends to text: for all heads in a whole sequence, or for chosen heads in decode steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vivavoce.models.lm.qwen2 import Layer, SpeechLM
 
 
 def text_attention(lm: SpeechLM, rows: Tensor, text: slice, queries: slice) -> Tensor:
-    """Attention weights of some rows of a sequence to its text: [layers, heads, queries, text] float32.
+    """Return how much some rows of a sequence attend to its text: [layers, heads, queries, text] float32.
 
     rows: [1, time, hidden], the sequence. text, queries: ranges of its rows. The weights of each query add up to 1 over
     the text.
@@ -37,8 +37,8 @@ def text_attention(lm: SpeechLM, rows: Tensor, text: slice, queries: slice) -> T
 class TextHeads:
     """Attention heads of a checkpoint; their attention weights show which text is being spoken.
 
-    heads: (layer, head) of each. lag: number of speech tokens by which the attention is ahead of the audio. pace: usual
-    number of speech tokens for each text token.
+    heads: layer and number of each head. lag: number of speech tokens by which the attention is ahead of the audio.
+    pace: usual number of speech tokens per text token.
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -68,14 +68,14 @@ class TextObserver:
         self.counts = torch.zeros(slots, dtype=torch.int64, device=device)
 
     def take(self, taken: list[Tensor], layer: int, query: Tensor) -> None:
-        """Append the queries of this layer's chosen heads to `taken`. query: [≥ n, heads, head_dim]."""
+        """Append the queries of this layer's chosen heads to `taken`. query: [slots, heads, head_dim]."""
         for head in self._of_layer.get(layer, ()):
             taken.append(query[:, head])
 
     def weights(self, taken: Sequence[Tensor], memory: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Mean attention of the chosen heads to the text: [n, tokens] float32. Each row adds up to 1; rows of slots
-        without text have no meaning. taken: queries [n, head_dim] of each head. memory: see `SlotCache`. turn: rotary
-        tables [n, 1, head_dim] of `SlotLM`, for queries that are not rotated yet.
+        """Return the chosen heads' mean attention to the text, [n, tokens] float32. Each row adds up to 1; rows of
+        slots without text have no meaning. taken: queries [n, head_dim] of each head. memory: see `SlotCache`. turn:
+        rotary tables [n, 1, head_dim] as in `SlotLM` (cos, sin), for queries that are not rotated yet.
         """
         query = torch.stack(list(taken), dim=1)
         count = len(query)

@@ -1,6 +1,6 @@
-"""CosyVoice3's causal HiFT. Only two layers read later frames, so samples that a stream has sent never change.
+"""CosyVoice3's causal HiFT. Only two layers read later frames; when these have arrived, a sample never changes.
 
-The pitch predictor reads three later frames, and the first convolution four. Beyond a row's end they read zeros.
+The pitch predictor reads three later frames, and the first convolution four. Beyond a row's end, both read zeros.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PITCH_LOOKAHEAD = 3  # number of later frames on which the pitch of a frame depe
 
 
 class CausalF0Predictor(nn.Module):
-    """Predicts the pitch in Hz, in float64 like the official code, because the vocoder's source adds pitches up."""
+    """Predicts the pitch in Hz, in float64 like the official code, because the source adds up the errors of pitches."""
 
     def __init__(self, mel_bins: int, channels: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class CausalF0Predictor(nn.Module):
 
 
 class SteppedSource(HarmonicSource):
-    """A source with constant phase in each frame, and uniform noise in [0, 1), not centred, as in the official code."""
+    """A source with a constant phase in each frame, and uniform noise in (0, 1), with mean 0.5 as the official code."""
 
     def excite(self, f0: Tensor, cycles: Tensor, noise: Tensor | None, carried: Tensor | None) -> Tensor:
         config, hop = self.config, self.config.samples_per_frame
@@ -72,7 +72,8 @@ class SteppedSource(HarmonicSource):
         return torch.tanh(signal).transpose(1, 2)
 
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
-        """Noise [batch, samples, harmonics]; each harmonic has its own, because the sum has no simple distribution."""
+        """Return noise [batch, samples, harmonics]: a number for each harmonic, because the distribution of their
+        weighted sum is not simple."""
         harmonics = self.config.num_harmonics + 1
         counters = places[..., None] * harmonics + torch.arange(harmonics, device=places.device)
         return uniform(seeds[..., None], NoiseStream.SOURCE, counters)
@@ -104,13 +105,13 @@ class CausalHiFT(nn.Module):
 
     @property
     def reach(self) -> Reach:
-        # Stages read less than one later frame. The lookaheads of pitch and first convolution need not be added, since
-        # they run in parallel, but the official code adds them.
+        # Pitch predictor and first convolution run in parallel, so the larger lookahead would be enough, but the
+        # official code adds the two. + 1, because the stages read less than one later frame.
         return Reach(self.heard_before[0], PITCH_LOOKAHEAD + self.config.lookahead + 1)
 
     @property
     def heard_before(self) -> tuple[int, ...]:
-        """Numbers of earlier frames on which a sample depends: of mel and source, then of each stage's output."""
+        """How many earlier frames a sample depends on: first frames of mel and source, then of each stage's output."""
         config = self.config
         # Go from the last layer to the mel; `position` is the earliest position on which the first sample depends.
         position = -((config.n_fft // 2 - 1) // config.hop) - (OUTER_KERNEL - 1)
@@ -133,7 +134,7 @@ class CausalHiFT(nn.Module):
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
         spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))
-        # All other layers are causal, so values beyond a row's end do not change samples of the row.
+        # All layers after this one are causal, so values beyond a row's end do not change samples of the row.
         x = convolve(self.conv_pre, laid_out(pad(zero_padding(mel, lengths), (0, config.lookahead))))
         count = len(config.resblock_kernels)
         for stage, (up, rate) in enumerate(zip(self.ups, config.upsample_rates, strict=True)):

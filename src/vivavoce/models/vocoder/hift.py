@@ -19,14 +19,14 @@ from vivavoce_kernels.layouts import NoiseStream
 
 
 def laid_out(x: Tensor) -> Tensor:
-    """[batch, channels, time] → [batch, channels, 1, time], in the fastest memory format for the device."""
+    """Convert [batch, channels, time] to [batch, channels, 1, time], in the device's fastest memory format."""
     order = torch.channels_last if x.device.type == "cpu" else torch.contiguous_format
     return x[:, :, None].contiguous(memory_format=order)
 
 
 def convolve(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor:
-    """x: [batch, channels in, 1, time] → [batch, channels out, 1, time'], zero beyond each row's end. inside: [batch,
-    1, 1, time'], 1 within a row and 0 beyond its end; None: all rows are full."""
+    """Apply a convolution: x [batch, channels in, 1, time] → [batch, channels out, 1, time'], zero beyond each row's
+    end. inside: [batch, 1, 1, time'], 1 within a row and 0 beyond its end; None if all rows are full."""
     assert isinstance(conv, nn.Conv1d)
     across, beside, step = conv.stride[0], int(conv.padding[0]), conv.dilation[0]
     out = conv2d(x, conv.weight[:, :, None], conv.bias, (1, across), (0, beside), (1, step))
@@ -34,21 +34,21 @@ def convolve(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor
 
 
 def convolve_behind(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor:
-    """Causal convolution, which reads zeros before the start of x; shapes as in `convolve`."""
+    """Apply a causal convolution, which reads zeros before the start of x; shapes as in `convolve`."""
     assert isinstance(conv, nn.Conv1d)
     return convolve(conv, pad(x, ((conv.kernel_size[0] - 1) * conv.dilation[0], 0)), inside)
 
 
 def convolve_transposed(conv: nn.Module, x: Tensor) -> Tensor:
-    """x: [batch, channels in, 1, time] → [batch, channels out, 1, time']."""
+    """Apply a transposed convolution: x [batch, channels in, 1, time] → [batch, channels out, 1, time']."""
     assert isinstance(conv, nn.ConvTranspose1d)
     return conv_transpose2d(x, conv.weight[:, :, None], conv.bias, (1, conv.stride[0]), (0, int(conv.padding[0])))
 
 
 def stft(signal: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
-    """Centred STFT with a periodic Hann window; each row is reflected at its own end. signal: [batch, samples];
-    lengths: [batch] samples, None: all rows are full → [batch, n_fft + 2, samples // hop + 1], real parts first, zero
-    beyond a row's end.
+    """Compute a centred STFT with a periodic Hann window; each row is reflected at its own end. signal: [batch,
+    samples]; lengths: [batch], samples of each row, or None if all rows are full → [batch, n_fft + 2, samples // hop +
+    1], real parts, then imaginary parts; zero beyond a row's end.
     """
     samples = signal.shape[1]
     last = (torch.full((1,), samples, device=signal.device) if lengths is None else lengths)[:, None] - 1
@@ -64,8 +64,8 @@ def stft(signal: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor
 
 
 def istft(magnitude: Tensor, phase: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
-    """Inverse of the centred STFT, by windowed overlap-add of each row's frames. magnitude, phase: [batch, n_fft / 2 +
-    1, frames]; lengths: [batch] frames, None: all rows are full → [batch, (frames − 1) · hop]."""
+    """Invert the centred STFT, by windowed overlap-add of each row's frames. magnitude, phase: [batch, n_fft / 2 + 1,
+    frames]; lengths: [batch], frames of each row, or None if all rows are full → [batch, (frames − 1) · hop]."""
     frames = magnitude.shape[-1]
     window = torch.hann_window(n_fft, device=magnitude.device)
     pieces = torch.fft.irfft(torch.polar(magnitude, phase), n=n_fft, dim=1) * window[:, None]
@@ -92,14 +92,15 @@ class HarmonicSource(nn.Module):
 
     def forward(self, f0: Tensor, noise: Tensor | None, carried: Tensor | None = None) -> Tensor:
         """f0: [batch, frames] Hz, 0 beyond a row's end → signal [batch, 1, samples]. noise: standard normal, [batch,
-        samples, harmonics], or [batch, samples, 1] for the sum over harmonics; None: no noise. carried: [batch,
-        harmonics], `cycles` % 1 of the last frame in the previous chunk.
+        samples, harmonics], or [batch, samples, 1] for the sum over harmonics; None for no noise. carried: [batch,
+        harmonics], `cycles` % 1 of the last frame in the previous chunk, or None for the first chunk.
         """
         return self.excite(f0, self.cycles(f0, carried), noise, carried)
 
     def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
-        """Phase of each harmonic in cycles, divided by the samples of a frame: [batch, frames, harmonics]. `_phases`
-        multiplies by this number last, as in the official code, because float32 rounding depends on the order."""
+        """Return the phase of each harmonic in cycles, divided by the number of samples of a frame: [batch, frames,
+        harmonics]. `_phases` multiplies by this number at the end, as the official code does, because float32 rounding
+        depends on the order."""
         multiples = torch.arange(1, self.config.num_harmonics + 2, device=f0.device, dtype=f0.dtype)
         per_sample = (f0[..., None] * multiples / self.config.sample_rate) % 1
         start = 0 if carried is None else carried[:, None]
@@ -119,9 +120,9 @@ class HarmonicSource(nn.Module):
         return torch.tanh(signal)
 
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
-        """Noise [batch, samples, 1], which does not depend on the chunks. seeds: [batch, 1] int64; places: [batch,
-        samples] int64. One number replaces the sum over all harmonics, because drawing a number for each harmonic would
-        take half as long on a CPU as the whole vocoder.
+        """Return noise [batch, samples, 1], which does not depend on the chunks. seeds: [batch, 1] int64; places:
+        [batch, samples] int64, positions of the samples in the stream. One number replaces the sum over all harmonics:
+        on a CPU, drawing a number for each harmonic would take half as long as the whole vocoder.
         """
         return normal(seeds, NoiseStream.SOURCE, places)[..., None]
 
@@ -133,7 +134,7 @@ class HarmonicSource(nn.Module):
         return interpolate(radians, scale_factor=float(hop), mode="linear")[..., 0 if carried is None else hop :]
 
     def initial(self, seeds: Tensor) -> Tensor | None:
-        """The initial value of `carried` for a new stream with noise; None: phases start at 0."""
+        """Return the initial `carried` of a new stream with noise, or None if its phases start at 0. seeds: [batch]."""
         return None
 
 
@@ -141,7 +142,8 @@ class SampledSource(HarmonicSource):
     """CosyVoice 1's source: phases are summed sample by sample, and overtones start with random phases (`initial`)."""
 
     def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
-        """Cycles from the start of the first frame to the end of each frame, [batch, frames, harmonics] float64."""
+        """Return the cycles from the start of the first frame to the end of each frame, [batch, frames, harmonics]
+        float64."""
         multiples = torch.arange(1, self.config.num_harmonics + 2, device=f0.device)
         per_sample = f0[..., None] * multiples / self.config.sample_rate
         return torch.cumsum(per_sample.double() * self.config.samples_per_frame, dim=1)
@@ -178,7 +180,7 @@ class F0Predictor(nn.Module):
         self.out = nn.Linear(channels, 1)
 
     def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
-        """mel: [batch, bins, frames]; lengths: [batch], None: all full → [batch, frames] Hz, 0 beyond a row's end."""
+        """mel: [batch, bins, frames]; lengths: [batch], None if full → [batch, frames] Hz, 0 beyond a row's end."""
         x = zero_padding(mel, lengths)
         # The source sums the pitch to phases, so an error of 0.1 % grows to half a cycle within a second. Therefore
         # CUDA convolutions run here without TF32 (torch's default, with 10 bits of mantissa). The switch affects the
@@ -207,12 +209,12 @@ class Snake(nn.Module):
         alpha = self.alpha[:, None, None]
         if torch.is_grad_enabled():
             return x + torch.sin(alpha * x).square() / (alpha + LEAST_ALPHA)
-        # Allocation costs more than arithmetic, so only one tensor is allocated, then changed in place.
+        # Allocation takes longer than arithmetic, so only one tensor is allocated, and then changed in place.
         return (alpha * x).sin_().square_().div_(alpha + LEAST_ALPHA).add_(x)
 
 
 class ResBlock(nn.Module):
-    """A residual block. causal: an output depends only on its own position and earlier ones."""
+    """A residual block. causal: whether outputs depend only on their own and earlier positions."""
 
     def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], *, causal: bool = False) -> None:
         super().__init__()
@@ -240,7 +242,7 @@ LAST_SLOPE = 0.01  # slope of the last leaky ReLU: PyTorch's default, as in the 
 
 
 class Reach(NamedTuple):
-    """Numbers of frames before and after a sample's own frame on which the sample depends; chunks must include them."""
+    """How many frames before and after its own frame a sample depends on; a chunk must include these frames."""
 
     before: int
     after: int
@@ -285,9 +287,9 @@ class HiFT(nn.Module):
         self.conv_post = nn.Conv1d(channels[-1], spectrum, OUTER_KERNEL, padding=OUTER_KERNEL // 2)
 
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
-        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; lengths: [batch] frames, None:
-        all full → [batch, samples] within ± audio_limit; beyond a row's end they have no meaning. both: may compute the
-        last residual block of each stage in parallel with the other blocks."""
+        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; lengths: [batch] frames, or None
+        if all rows are full → samples [batch, samples] within ± audio_limit, arbitrary beyond a row's end. both: may
+        compute the last residual block of each stage in parallel with the other blocks."""
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
         spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))
@@ -314,7 +316,8 @@ class HiFT(nn.Module):
 def residual_blocks(
     config: VocoderConfig, channels: Sequence[int], *, causal: bool = False
 ) -> tuple[nn.ModuleList, nn.ModuleList]:
-    """Residual blocks for the source, one for each stage, and for the signal, stage by stage; channels: by stage."""
+    """Build the residual blocks for the source, one for each stage, and those for the signal, several for each stage.
+    channels: number of channels of each stage."""
     of_source = zip(channels, config.source_resblock_kernels, config.source_resblock_dilations, strict=True)
     parallel = list(zip(config.resblock_kernels, config.resblock_dilations, strict=True))
     return (
@@ -326,8 +329,8 @@ def residual_blocks(
 
 
 def mean_of_blocks(blocks: nn.ModuleList, x: Tensor, inside: Tensor | None, both: PairRunner) -> Tensor:
-    """Mean of the blocks' results. The last block, with the longest kernel, takes half of the time: `both` may run it
-    in parallel with the others. x, inside: see `ResBlock.forward`."""
+    """Return the mean of the blocks' results. The last block, with the longest kernel, takes half of the time: `both`
+    may run it in parallel with the other blocks. x, inside: see `ResBlock.forward`."""
     *most, last = blocks
     if not most:
         return last(x, inside)

@@ -1,6 +1,6 @@
-"""Runs HiFT and CausalHiFT on packed batches, in which the rows' frames follow one another, with our own kernels.
+"""Runs HiFT and CausalHiFT, with kernels of `vivavoce_kernels`, on packed batches: one row's frames after another's.
 
-At least `gap_frames` frames of padding follow each row. They are zero in every layer, so that a row's result depends
+At least `gap_frames` frames of padding follow each row. Padding is zero in every layer, so that a row's result depends
 neither on its position nor on other rows. The weights are rearranged for the packed convolutions.
 """
 
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class PackedBlock(NamedTuple):
-    """A residual block. entry: activation before the first pair of convolutions; inner: one before each later pair."""
+    """A residual block. entry: activation before the first pair of convolutions; inner: those before later pairs."""
 
     entry: Activated
     inner: tuple[Activated, ...]
@@ -36,8 +36,8 @@ class PackedBlock(NamedTuple):
 
 
 class PackedStage(NamedTuple):
-    """A stage. down: reduces the source's spectrum to the stage's rate. entries: the entries of all blocks, joined.
-    leaving: activation of the blocks' mean for the next layer."""
+    """A stage. up: upsamples the signal. down: reduces the source's spectrum to the stage's rate. source: residual
+    block of the source. entries: the `entry` of all blocks, joined. leaving: activation of the mean of the blocks."""
 
     up: Convolution
     down: Convolution
@@ -48,8 +48,9 @@ class PackedStage(NamedTuple):
 
 
 class PackedVocoderWeights(NamedTuple):
-    """pitch: convolutions in float32, or float64 for the causal vocoder; column 0 of the last one is the signed pitch.
-    last: its columns are log magnitudes, then values whose sine is the phase, both padded to `spectrum_lanes`."""
+    """pitch: convolutions in float32, or float64 for the causal vocoder; column 0 of the last convolution's output is
+    the pitch with a sign. last: the columns of its output are log magnitudes, then angles; the sine of an angle is a
+    phase. Both are padded to `spectrum_lanes`."""
 
     pitch: tuple[Convolution, ...]
     pitch_activation: Activated
@@ -62,7 +63,7 @@ class PackedVocoderWeights(NamedTuple):
 def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocoderWeights:
     """Rearrange a vocoder's weights. dtype: for matrix products and their inputs, except in the pitch predictor."""
     config, exact = vocoder.config, torch.float32
-    # Number of later positions that a layer reads; None: the same as the number of earlier positions.
+    # Number of later positions that a layer reads; None means as many as earlier positions.
     ahead = pitch_ahead = first_ahead = None
     if isinstance(config, CausalVocoderConfig):
         exact, ahead, pitch_ahead, first_ahead = torch.float64, 0, PITCH_LOOKAHEAD, config.lookahead
@@ -101,7 +102,7 @@ def _convolution(
 
 
 def _behind(conv: nn.Conv1d, ahead: int | None) -> int:
-    """Number of earlier positions that an output reads; ahead: number of later positions, None: the same number."""
+    """Return the number of earlier positions that an output reads; ahead: number of later positions, None if equal."""
     reach = (conv.kernel_size[0] - 1) * conv.dilation[0]
     return reach // 2 if ahead is None else reach - ahead
 
@@ -125,9 +126,9 @@ def _pitch(linear: nn.Linear, dtype: torch.dtype) -> Convolution:
 
 
 def _up(conv: nn.Module, rate: int, fan: int, last: bool, dtype: torch.dtype) -> Convolution:
-    """Convert a transposed convolution, or a convolution over a signal whose values are repeated `fan` times, to a
-    convolution with `fan` outputs for each input position. In the last stage, outputs are shifted by one, because the
-    centred STFT has a mirrored position at the start.
+    """Convert an upsampling layer to a convolution with `fan` outputs for each input position. conv: a transposed
+    convolution, or a convolution over a signal in which each value is repeated `fan` times. In the last stage, outputs
+    are shifted by one, because the centred STFT has a mirrored position at the start.
     """
     assert isinstance(conv, nn.ConvTranspose1d | nn.Conv1d)
     size, kernel = conv.kernel_size[0], conv.weight
@@ -194,7 +195,7 @@ def _block(block: nn.Module, rate: int, open_end: bool, dtype: torch.dtype, ahea
 
 
 def snake_activation(snake: nn.Module) -> Activated:
-    """The activation with α and 1 / α in float32: in float16, the inverse of a small α would be infinite."""
+    """Return the activation with α and 1 / α in float32: in float16, the inverse of a small α would be infinite."""
     assert isinstance(snake, Snake)
     alpha = snake.alpha.float()[None].contiguous()
     return Activated(Activation.SNAKE, alpha=alpha, inverse=1 / (alpha + LEAST_ALPHA))
@@ -212,8 +213,8 @@ PADDING, INSIDE, AFTER, FIRST = range(4)
 
 class PackedFrames(NamedTuple):
     """tags: [frames] int32: PADDING, INSIDE, AFTER or FIRST. row_of: [frames] int32, row of each frame that is not
-    PADDING. rows: [rows, WIDTH] int64, see `vivavoce_kernels.layouts.PackedRow`. stages: for each stage, the tags of
-    the frames that it computes; () if each stage computes all frames.
+    PADDING. rows: [rows, WIDTH] int64, see `vivavoce_kernels.layouts.PackedRow`. stages: for each stage, tags in which
+    frames that it need not compute are PADDING; () if each stage computes all frames.
     """
 
     tags: Tensor
@@ -232,7 +233,7 @@ def supports(vocoder: HiFT | CausalHiFT) -> bool:
 
 
 def gap_frames(config: VocoderConfig) -> int:
-    """Number of padding frames between two rows, so that no convolution reads from the neighbouring row."""
+    """Return the number of padding frames between two rows for which no convolution reads from a neighbouring row."""
     rates = list(accumulate(config.upsample_rates, lambda a, b: a * b))
     blocks = [
         *zip(config.resblock_kernels, config.resblock_dilations, strict=True),
@@ -250,14 +251,14 @@ def gap_frames(config: VocoderConfig) -> int:
 
 class PackedVocoder:
     """Runs a vocoder on packed frames. The kernel launches are always the same, without synchronisation with the GPU.
-    dtype: dtype of matrix products, their inputs, and sums between residual blocks (float32 would reduce rounding
-    errors by a quarter, and take 1.5 times the memory). Pitch, phases, source and both transforms stay in float32.
+    dtype: of matrix products, their inputs, and sums between residual blocks (float32 would reduce rounding errors by a
+    quarter, and take 1.5 times the memory). Pitch, phases, source and both transforms are always in float32 or better.
     """
 
     def __init__(self, vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> None:
         config = self.config = vocoder.config
         self.heard = vocoder.heard_before[1:] if isinstance(vocoder, CausalHiFT) else ()
-        """For each stage, number of earlier output frames on which a sample depends; empty: compute all frames."""
+        """For each stage, the number of earlier output frames on which a sample depends; () to compute all frames."""
         self._weights, self._dtype = pack_weights(vocoder, dtype), dtype
         device = vocoder.conv_pre.weight.device
         merge = vocoder.source.merge
@@ -279,9 +280,9 @@ class PackedVocoder:
         )
 
     def excite(self, mel: Tensor, frames: PackedFrames, carried: Tensor, source: Tensor, *, noise: bool) -> Tensor:
-        """Compute the source → carried phases [rows, lanes], see `make_source`. mel: [frames, bins] float32, zero
-        outside rows. carried: [rows, lanes] float32 cycles. source: [frames · samples per frame] float32; its new
-        frames are written."""
+        """Write the source, and return the new `carried`, see `make_source`. mel: [frames, bins] float32, zero outside
+        rows. carried: phases [rows, lanes] float32 in cycles. source: [frames · samples per frame] float32; the rows'
+        new frames are written."""
         x, (*convs, out) = mel, self._weights.pitch
         for conv in convs:
             x = self._convolve(x, conv, frames.tags, activated=self._weights.pitch_activation)[1][0]
@@ -290,7 +291,7 @@ class PackedVocoder:
         return vocoder_source.make_source(pitch, *frames[:3], carried, *merge, source, self._shape, noise=noise)
 
     def decode(self, mel: Tensor, frames: PackedFrames, source: Tensor) -> Tensor:
-        """mel, source: see `excite` → samples [frames · samples per frame] float32, zero outside rows."""
+        """Return the samples [frames · samples per frame] float32, zero outside rows; mel, source: as in `excite`."""
         config, weights = self.config, self._weights
         rate = config.samples_per_frame // config.hop
         tags, row_of, rows, stages = frames
@@ -330,7 +331,7 @@ class PackedVocoder:
         leaving: Activated | None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Run a residual block on x. entry: x after activation. Other arguments are for the last convolution."""
+        """Run a residual block on x. entry: x after activation. Other arguments go to the last `convolve`."""
         for pair, following in zip(block.pairs, block.inner, strict=False):
             h = self._convolve(entry, pair.first, tags, activated=pair.between)[1][0]
             x, made = self._convolve(h, pair.second, tags, added=(x,), raw=self._dtype, activated=following)
