@@ -1,1 +1,1 @@
-"""CosyVoice 1: the networks and the flow's stage that later generations do not share."""
+"""CosyVoice 1: its networks and flow stage, except for the parts that later generations also use."""

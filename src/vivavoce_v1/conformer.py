@@ -12,7 +12,7 @@ from vivavoce.models.layers import ConformerBlock, Embed, RelativeSpan
 
 
 class Conformer(nn.Module):
-    """activation: activation in feed-forward layers; embedded: applied after the embedding."""
+    """A conformer without convolutions. activation: used in feed-forward layers; embedded: applied to the embedding."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Conformer(nn.Module):
         self._embedded = embedded
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x: [batch, time, input]; mask: [batch, 1, 1 or time, time] bool, None: all keys → [batch, time, size]."""
+        """x: [batch, time, input] → [batch, time, size]; mask: [batch, 1, 1 or time, time] bool, None for all keys."""
         x = self.embed(x) if self._embedded is None else self._embedded(self.embed(x))
         span = RelativeSpan.of(x, x.shape[1], mask)
         for block in self.blocks:

@@ -1,7 +1,7 @@
 """CosyVoice 1's flow: a chunk's tokens, its prompt and a speaker → mel, without state inside the network.
 
-Consecutive calls of a stream share noise and mu for the prompt's frames, and for the frames that two chunks have in
-common.
+The tokens at a chunk's end are also in the next chunk. For the frames of the prompt and of these shared tokens, the
+calls of a stream use equal noise and equal mu.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Regulator(nn.Module):
 @dataclass(frozen=True, eq=False)
 class WholeInput:
     """The input of one row. prompt, tokens: [n] int64. prompt_mel: [prompt frames, bins], possibly without frames.
-    speaker: [bins], projected. kept: [frames, 2, bins], noise and mu of a stream's first frames; None at first.
-    """
+    speaker: [bins], projected. kept: [frames, 2, bins], noise and mu of the call's first frames, from the stream's
+    previous call; None in its first call."""
 
     prompt: Tensor
     tokens: Tensor
@@ -72,7 +72,7 @@ class FlowV1(nn.Module):
         return len(item.prompt_mel) + self.rates.frames_of(len(item.tokens))
 
     def encode(self, items: Sequence[WholeInput]) -> Tensor:
-        """mu of each row, the prompt's frames first: [batch, frames, bins], with any values past a row's end."""
+        """Return mu of each row, the prompt's frames first: [batch, frames, bins], arbitrary beyond a row's end."""
         tokens = pad_sequence([torch.cat((one.prompt, one.tokens)) for one in items], batch_first=True)
         lengths = [len(one.prompt) + len(one.tokens) for one in items]
         ragged = len(set(lengths)) > 1
@@ -86,9 +86,8 @@ class FlowV1(nn.Module):
         return self.regulator(padded, inside)
 
     def _stretched(self, x: Tensor, item: WholeInput) -> Tensor:
-        """x: [tokens, bins]  →  [frames, bins]. Parts are stretched separately, so that the tokens that two chunks
-        share give the same frames in both.
-        """
+        """Stretch x from token rate [tokens, bins] to mel rate [frames, bins]. Prompt, start, middle and end are
+        stretched separately, so that tokens that are in two chunks give equal frames in both."""
         frames_of, overlap = self.rates.frames_of, self.config.overlap
         prompt, target = x.split((len(item.prompt), len(item.tokens)))
         parts, frames = [(prompt, len(item.prompt_mel))], frames_of(len(target))
@@ -107,9 +106,8 @@ class FlowV1(nn.Module):
     def begin(
         self, items: Sequence[WholeInput], schedule: FlowSchedule, noise: Tensor, both: PairRunner | None = None
     ) -> tuple[Path, list[Tensor]]:
-        """Begin a batch. Returns its `Path`, which starts at the noise, and for each row the noise and mu that its
-        stream keeps, [frames, 2, bins]. noise: [MAX_FRAMES, bins].
-        """
+        """Begin a batch. Return its `Path`, which starts at the noise, and, for each row, the noise and mu that its
+        stream keeps for the next call (`WholeInput.kept`), [frames, 2, bins]. noise: [MAX_FRAMES, bins]."""
         mu = self.encode(items)
         frames, size = [self.frames_of(one) for one in items], mu.shape[1]
         starts, condition = noise[:size].expand(len(items), -1, -1).clone(), torch.zeros_like(mu)
@@ -132,5 +130,5 @@ class FlowV1(nn.Module):
 
 
 def _own_keys(lengths: Tensor, size: int) -> Tensor:
-    """True for keys within each row's length; lengths: [batch] int → [batch, 1, 1, size] bool."""
+    """Return a mask [batch, 1, 1, size] bool, True for keys within each row's length; lengths: [batch] int."""
     return valid_positions(lengths, size)[:, None, None]

@@ -1,7 +1,7 @@
-"""CosyVoice 1's flow stage: each chunk is one call of the network, with its prompt and the tokens that chunks share.
+"""CosyVoice 1's flow stage: each chunk is one call of the network, with the prompt and the chunk's tokens.
 
-A stream keeps the noise and the mu of its prompt and of the frames that its next chunk computes again. It also keeps
-the mel of these frames, which is cross-faded with the mel of the next chunk.
+The last tokens of a chunk are also the first tokens of the next chunk. A stream keeps the noise and mu of the prompt's
+frames and of these tokens' frames. It also keeps the mel of these tokens, to cross-fade it with the next chunk's mel.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from vivavoce_v1.flow import FlowV1, WholeInput
 
 
 class FlowStreamV1:
-    voice = known = None  # no state of a prompt is kept for other streams
+    voice = known = None  # streams with the same voice share no state of the prompt
 
     def __init__(self, conditioning: Conditioning) -> None:
         self.prompt, self.embedding = conditioning.flow_tokens, conditioning.embedding
         self.prompt_mel = conditioning.flow_mel
         self.on_device: tuple[Tensor, Tensor, Tensor] | None = None
-        """Prompt, its mel and the speaker; None until the first call."""
+        """Prompt, its mel and the projected speaker embedding; None until the first call."""
         self.spoken = self.prompt_end = 0
-        """spoken: number of speech tokens whose mel was returned; prompt_end: always 0, as the prompt has no state."""
+        """spoken: the mel of this number of speech tokens was returned; prompt_end: always 0: prompts have no state."""
         self.kept: Tensor | None = None
         self.held: Tensor | None = None
-        """[frames, bins] mel of the tokens that the next chunk computes again."""
+        """[frames, bins], mel of the tokens that the next chunk contains again."""
         self.busy = self.closed = False
 
 
 class SolverV1:
-    """Computes the mel of a batch of rows from their tokens; the network computes all rows in one call."""
+    """Computes the mel of a batch of rows. calls: the network's input for each row."""
 
     def __init__(self, stage: FlowStageV1, rows: Sequence[FlowRow], calls: Sequence[WholeInput]) -> None:
         self.rows, self._calls, self._stage = rows, calls, stage
@@ -59,7 +59,7 @@ class SolverV1:
             mel = whole[len(call.prompt_mel) : flow.frames_of(call)].clone()
             if stream.held is not None:
                 mel[: len(stream.held)].mul_(window[: len(stream.held)]).add_(stream.held * window[len(stream.held) :])
-            # Frames at the end that the next chunk computes again; 0: this chunk is the last one.
+            # Number of frames at the end that the next chunk contains again; 0 in the last chunk.
             shared = flow.rates.frames_of(len(call.tokens) - row.hop)
             end = len(mel) - shared
             mels.append(mel[:end])
@@ -68,11 +68,11 @@ class SolverV1:
 
 
 class FlowStageV1:
-    """Computes mel from speech tokens, in batches of chunks. One thread uses it; rows never affect one another.
+    """Computes mel from speech tokens, in batches of chunks. Only one thread may use it.
 
-    On a CPU each row is computed by itself, so its bits do not depend on other rows; elsewhere rows are padded, and
-    padding takes no part in norms and attention. The arguments are those of `FlowStage`; there are no kernels, and each
-    stream holds its own state.
+    On a CPU, each row is computed alone, so its bits do not depend on other rows. Elsewhere, rows are padded, and norms
+    and attention ignore the padding. The arguments are those of `FlowStage`, but there are no kernels, and the streams,
+    not the stage, hold the state.
     """
 
     short = ShortBatches()
@@ -110,7 +110,7 @@ class FlowStageV1:
         return False
 
     def start(self, rows: Sequence[FlowRow]) -> FlowBatch:
-        """Begin one batch. InvalidRequest: a row has more frames than the flow has noise for; nothing was begun."""
+        """Begin a batch. Raises InvalidRequest, and begins nothing, if a row has more than `MAX_FRAMES` frames."""
         calls = [self._call(row) for row in rows]
         streams = {row.stream for row in rows}
         if len(streams) < len(rows) or any(stream.busy or stream.closed for stream in streams):

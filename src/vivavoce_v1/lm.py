@@ -21,7 +21,8 @@ from vivavoce_v1.conformer import Conformer
 
 
 class ConformerLM(nn.Module):
-    """A row is a control id, speaker, encoded text token, or speech token. Encoder and backbone attend causally."""
+    """The network. Each input row is a control id, the speaker embedding, an encoded text token or a speech token. Text
+    encoder and backbone have causal attention."""
 
     def __init__(self, config: ConformerLMConfig) -> None:
         super().__init__()
@@ -41,9 +42,7 @@ class ConformerLM(nn.Module):
         return self.control_embedding
 
     def text_rows(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """ids: [batch, n] int64; mask: [batch, n, n] bool, None: a token attends to all before it  →  [batch, n,
-        hidden].
-        """
+        """Encode text ids [batch, n] int64 → [batch, n, hidden]; mask: [batch, n, n] bool, by default causal."""
         mask = _causal(ids.shape[1], ids.device) if mask is None else mask
         return self.text_projection(self.text_encoder(self.text_embedding(ids), mask[:, None]))
 
@@ -54,7 +53,7 @@ class ConformerLM(nn.Module):
         return self.backbone(rows, _causal(rows.shape[1], rows.device)[:, None])
 
     def over_slots(self, capacity: int) -> ConformerSlotLM:
-        """This network over slots, for `LMStage`."""
+        """Return this network for a batch of slots, as `LMStage` needs it; capacity: positions in each slot."""
         return ConformerSlotLM(self, capacity)
 
 
@@ -64,7 +63,8 @@ def _causal(size: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The layers of one block; distances: [heads, head_dim, capacity], position keys by distance back from a query."""
+    """The layers of one block. distances: [heads, head_dim, capacity], key of each distance from a query back to a key
+    (0, 1, …)."""
 
     block: ConformerBlock
     qkv: Product
@@ -135,7 +135,7 @@ class ConformerSlotLM:
         )
         rows = torch.where(kinds == 0, control, speech)
         if packed.text_end:
-            # The rows of a text are contiguous, so their distances are those within the text.
+            # The text rows of a sequence are contiguous, so their distances in the grid are the distances in the text.
             grid = packed.padded[:, : packed.text_end]
             is_text = packed.kinds[grid] == TEXT
             is_text[:, 1:] &= grid.diff() > 0  # past a sequence's end, the grid repeats the last index
@@ -150,18 +150,18 @@ class ConformerSlotLM:
         return rows
 
     def _span(self, asking: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-        """Distance back to each key, and a mask: 0 where a query may see the key, −inf elsewhere. Both are [n, 1, rows,
-        reach]. asking: [n, rows], positions of the queries.
-        """
+        """Return the distance back to each key, and a mask: 0 where a query may attend to a key, −inf elsewhere; both
+        [n, 1, rows, reach]. asking: [n, rows], positions of the queries."""
         distance = (asking[..., None] - self._reached[:reach])[:, None]
         hidden = torch.zeros(distance.shape, dtype=self._dtype, device=distance.device)
         return distance.clamp(0, reach - 1), hidden.masked_fill_(distance < 0, float("-inf"))
 
     def _attended(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, span: tuple[Tensor, Tensor]) -> Tensor:
-        """query: [n, rows, heads, head_dim]; keys, values: [n, heads, reach, head_dim]  →  [n, rows, hidden]."""
+        """Attend. query: [n, rows, heads, head_dim]; keys, values: [n, heads, reach, head_dim]; span: result of `_span`
+        → [n, rows, hidden]."""
         attention, (back, hidden) = self._layers[layer].block.attention, span
         count, _, rows, reach = back.shape
-        # One product for all sequences, padded to whole blocks of rows, so that a row's bits do not depend on others.
+        # Compute one product for all sequences, padded to a multiple of `SAFE_ROWS`: bits do not depend on other rows.
         asked = (query + attention.position_bias).flatten(0, 1).transpose(0, 1)
         asked = pad(asked, (0, 0, 0, -count * rows % SAFE_ROWS)) @ self._layers[layer].distances[..., :reach]
         by_distance = asked[:, : count * rows].unflatten(1, (count, rows)).transpose(0, 1)

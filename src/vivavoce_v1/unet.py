@@ -1,6 +1,6 @@
-"""CosyVoice 1's U-Net (arXiv:2407.05407): convolutions see past and future, and the inner levels have half the frames.
+"""CosyVoice 1's U-Net (arXiv:2407.05407): convolutions read earlier and later frames; inner levels have half the rate.
 
-Norms are taken over a row's whole time, so a row is computed as a whole; padding takes no part in them.
+Norms have means over all frames of a row, so a row is computed as a whole. Norms ignore padding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GROUPS = 8
 
 class TimeNorm(nn.GroupNorm):
     def forward(self, x: Tensor, inside: Tensor | None = None) -> Tensor:
-        """x: [batch, time, channels]; inside: [batch, time, 1], 1 within a row, 0 past its end; None: all are full."""
+        """x: [batch, time, channels]; inside: [batch, time, 1], 1 within a row, 0 beyond its end, None if all full."""
         if inside is None:
             return group_norm(x.transpose(1, 2), self.num_groups, self.weight, self.bias, self.eps).transpose(1, 2)
         groups, within = x.float().unflatten(2, (self.num_groups, -1)), inside[..., None].float()
@@ -41,7 +41,8 @@ class TimeNorm(nn.GroupNorm):
 
 
 class Conv(nn.Conv1d):
-    """Reads one position on either side: [batch, time, in], zeros past a row's end  →  [batch, time / stride, out]."""
+    """A convolution over a position and its two neighbours: [batch, time, in] → [batch, time / stride, out]. The input
+    must be zero beyond a row's end."""
 
     def __init__(self, in_channels: int, channels: int, stride: int = 1) -> None:
         super().__init__(in_channels, channels, KERNEL, stride, padding=KERNEL // 2)
@@ -51,7 +52,7 @@ class Conv(nn.Conv1d):
 
 
 class Doubling(nn.ConvTranspose1d):
-    """x: [batch, time, channels], zeros past a row's end  →  [batch, 2 · time, channels]."""
+    """Doubles the rate: [batch, time, channels], zero beyond a row's end → [batch, 2 · time, channels]."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, channels, 4, 2, padding=1)
@@ -89,7 +90,7 @@ class WholeLevel(nn.Module):
             self.conv = conv
 
     def forward(self, x: Tensor, bias: Tensor, mask: Tensor | None, inside: Tensor | None) -> Tensor:
-        """[batch, frames, in]  →  [batch, frames, channels], before the closing convolution."""
+        """x: [batch, frames, in] → [batch, frames, channels]; the caller applies `conv`."""
         x = self.resnet(x, bias, inside)
         for block in self.blocks:
             x = block(x, mask, None)
@@ -122,7 +123,7 @@ class UNetV1(nn.Module):
         return level_time_biases(self.time_embedding, (*self.downs, *self.mid, *self.ups), t)
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """Velocity of whole rows, without a cached past; the context's mask is additive, [batch, 1, 1, frames]."""
+        """Return the velocity of whole rows; the context has no memory, and its mask is additive or None."""
         mask = context.mask
         half_mask = None if mask is None else additive(mask[..., ::2] == 0, features.dtype)
         inside, half_inside = (
