@@ -76,7 +76,7 @@ def _list_known(as_json: bool) -> None:
 
 
 def _described(model: KnownModel) -> dict[str, Any]:
-    """A model as JSON values; bytes: size of the local files or, without them, of the published ones; None: unknown."""
+    """Describe a model in JSON values. bytes: size of the downloaded files, else of the published files, or None."""
     from vivavoce.checkpoint.known_models import is_begun, model_folder, read_record
 
     folder = model_folder(model)
@@ -93,7 +93,7 @@ def _described(model: KnownModel) -> dict[str, Any]:
         "generation": model.generation.value,
         "state": state,
         "bytes": size,
-        # Published weights are float32, and so are computations on a CPU.
+        # On a CPU, weights take the same memory as on disk: they are float32 in both places.
         "memory_bytes": None if size is None else size + _PROGRAM_BYTES,
         "licence": model.licence,
         "summary": model.summary,

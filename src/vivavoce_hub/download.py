@@ -1,6 +1,6 @@
-"""Downloads a known model: only the files for inference, resumable, verified, pinned to the hub's revision.
+"""Downloads a known model: only the files for inference, all of one revision, resumable and verified.
 
-Both hubs share one path: each has its own function that lists files, then all files are fetched by plain HTTP. The
+Each hub has its own function that lists files; the rest is the same for both: all files are fetched by plain HTTP. The
 library huggingface_hub is not used: it compares sizes only, reads listings of any length, and replaces the files of an
 older revision one by one.
 """
@@ -60,7 +60,8 @@ _log = logging.getLogger("vivavoce.download")  # a logger that the command line 
 
 @dataclass(frozen=True)
 class DownloadProgress:
-    """Progress in bytes; `done` and `total` count all files to transfer, resumed bytes included."""
+    """Progress in bytes. file, file_size: the current file. done, total: of all files to transfer, including bytes from
+    an interrupted download."""
 
     file: str
     file_size: int
@@ -69,12 +70,12 @@ class DownloadProgress:
 
 
 class RemoteFile(NamedTuple):
-    """A file as the hub describes it; path: in the repository, safe to write."""
+    """A file as the hub describes it. path: relative to the repository; `check_path` has checked it. size: bytes."""
 
     path: str
     size: int
     checksum: str | None
-    """SHA-256, or git's SHA-1 (40 digits) for small files; None: the hub publishes no checksum."""
+    """SHA-256, or git's SHA-1 (40 digits) for small files; None if the hub publishes no checksum."""
     url: str
 
 
@@ -83,7 +84,7 @@ Listing = tuple[str, list[RemoteFile]]
 
 
 class Hub(NamedTuple):
-    """A hub of models. list_files: (client, endpoint, repository, revision) → Listing."""
+    """A website that hosts models. list_files: (client, endpoint, repository, revision) → Listing."""
 
     title: str
     endpoint: str
@@ -106,14 +107,14 @@ def download(
 ) -> Path:
     """Download a known model and return its folder.
 
-    New files replace old ones only once all have arrived, so an older revision stays usable until then. A complete
-    folder is returned without asking the hub, unless `revision` names another commit, a branch or a tag. Processes that
-    ask for the same folder at once wait for the first.
+    New files replace old files only when all have arrived, so an older revision stays usable until then. A complete
+    folder is returned without asking the hub, unless `revision` names another commit, a branch or a tag. If several
+    processes download to the same folder, one downloads, and the others wait for it.
 
-    target: None for `model_folder`; endpoint: None for `HF_ENDPOINT` or `VIVAVOCE_MODELSCOPE_ENDPOINT`, else the public
-    hub; token: sent to `endpoint` only, None for `HF_TOKEN` with Hugging Face; progress: called after every piece that
-    arrives. DownloadError: network or disk fail, or the bytes differ from those that the hub announced.
-    """
+    target: the folder, by default `model_folder`. endpoint: address of the hub, by default `HF_ENDPOINT` or
+    `VIVAVOCE_MODELSCOPE_ENDPOINT`, else the public hub. token: sent to `endpoint` only; for Hugging Face, the default
+    is `HF_TOKEN`. progress: called after every piece that arrives. Raises DownloadError if network or disk fail, or if
+    the bytes differ from the hub's size or checksum."""
     model = known_model(name)
     if source not in HUBS:
         raise InvalidRequest(f"source: {source!r} is not a known hub; choose one of {', '.join(HUBS)}")
@@ -180,7 +181,7 @@ def _client(base: str, token: str | None) -> httpx.Client:
         )
 
     def add_token(request: httpx.Request) -> None:
-        # Large files are redirected to other hosts, which must not see the token.
+        # The hub redirects requests for large files to other hosts, which must not get the token.
         to, at_home = request.url, (home.scheme, home.host, home.port)
         if token and (to.scheme, to.host, to.port) == at_home:
             request.headers["Authorization"] = f"Bearer {token.strip()}"
@@ -195,10 +196,10 @@ def _client(base: str, token: str | None) -> httpx.Client:
 
 
 def open_client(base: str, **options: Any) -> httpx.Client:
-    """A client that connects to `base` directly if it is on this machine, otherwise by the proxy of the environment.
+    """Open a client that connects to `base` directly if this is on this machine, otherwise by the environment's proxy.
 
-    InvalidRequest names the environment variable of an unusable proxy or certificate, never its value.
-    """
+    If a proxy or certificate is unusable, raises InvalidRequest with the name of its environment variable, but not with
+    the value, which may contain a password."""
     try:
         return httpx.Client(trust_env=not is_local(base), **options)
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
@@ -215,7 +216,7 @@ def open_client(base: str, **options: Any) -> httpx.Client:
 
 
 def proxy_note(url: str) -> str:
-    """Words for an error of the network: the variable that names the proxy on the way to `url`; "" without a proxy."""
+    """Return words for a network error that name the environment variable of the proxy to `url`; "" without a proxy."""
     to = httpx.URL(url)
     found = _variables(f"{to.scheme}_proxy") or _variables("all_proxy")
     return f" through the proxy of {found[0]}" if found and not is_local(url) and not proxy_bypass(to.host) else ""
@@ -275,7 +276,8 @@ def _by_hand(folder: Path) -> str:
 
 @contextmanager
 def _answer(client: httpx.Client, url: str, **options: Any) -> Iterator[httpx.Response]:
-    """The response after all redirects, its body not yet read; httpx would read the whole body of each redirect."""
+    """Send a request and yield the response after all redirects, with its body unread. Redirects are followed here,
+    because httpx would read the whole body of each."""
     request = client.build_request("GET", url, **options)
     for _ in range(MAX_REDIRECTS):
         with closing(client.send(request, stream=True)) as response:
@@ -380,7 +382,8 @@ def write_record(folder: Path, record: DownloadRecord) -> None:
 
 
 def _put_in_place(folder: Path, record: DownloadRecord) -> None:
-    """Move the files; the old record is removed first, so that an interrupted move counts as incomplete."""
+    """Move the new files to their places. The old record is removed first: after an interruption, the folder then
+    counts as incomplete."""
     before = read_record(folder)
     (folder / RECORD).unlink(missing_ok=True)
     for path in record.files:
@@ -392,12 +395,12 @@ def _put_in_place(folder: Path, record: DownloadRecord) -> None:
 
 
 def _present(folder: Path, file: RemoteFile, revision: str, record: DownloadRecord | None) -> str | None:
-    """The SHA-256 of `file` if the folder holds it already, otherwise None."""
+    """Return the SHA-256 of `file` if the folder already has it, otherwise None."""
     path = folder / file.path
     if size_of(path) != file.size:
         return None
     known = record.files.get(file.path) if record else None
-    if file.checksum is None:  # only the commit can tell that nothing changed
+    if file.checksum is None:  # only an equal commit shows that the file has not changed
         unchanged = record and record.revision == revision and _COMMIT.fullmatch(revision)
         return known.sha256 if known and unchanged else None
     digest = known.sha256 if known else sha256_of(path)
@@ -415,7 +418,8 @@ def _part(folder: Path, path: str) -> Path:
 
 
 def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> str:
-    """Fetch a file, return its SHA-256. A part is resumed only if a checksum proves that it belongs to the file."""
+    """Fetch a file to `part`, and return its SHA-256. An existing part is resumed only if the file has a checksum; if
+    the result does not match it, the file is fetched again from the start."""
     if file.checksum is None:
         part.unlink(missing_ok=True)
     found = ""
@@ -454,5 +458,5 @@ def _append(client: httpx.Client, file: RemoteFile, part: Path, start: int, repo
                 out.write(piece)
                 start += len(piece)
                 if start > file.size:
-                    return  # more than was announced
+                    return  # the hub sends more bytes than it announced; `_fetch` refuses the file
                 report(start)
