@@ -1,1 +1,1 @@
-"""Commands that inspect without speaking: the contents of a model folder, and the state of a machine."""
+"""Commands that show the contents of a model folder, and check a machine."""

@@ -26,7 +26,7 @@ MIN_FREE_BYTES = 7_000_000_000
 
 
 State = Literal["ok", "note", "broken"]
-"""State of a finding; note: everything works, or everything but the function that the text names."""
+"""State of a finding. note: speech works, but the function that the text names may not. broken: speech cannot work."""
 NEEDED = {
     "torch": "nothing works",
     "numpy": "nothing works",

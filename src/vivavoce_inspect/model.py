@@ -1,4 +1,4 @@
-"""Examines a model folder, its contents and all problems, without loading a network."""
+"""Examines a model folder: lists its contents and all problems, without loading a network."""
 
 from __future__ import annotations
 
@@ -59,11 +59,10 @@ class PartReport:
 
 @dataclass
 class ModelReport:
-    """The result of `inspect_model`; None or empty where something cannot be read, which `problems` explains.
+    """The result of `inspect_model`. If something cannot be read, its field is None or empty, and `problems` tells why.
 
-    generation: v1, v2 or v3, by the yaml file; source: hub, repository and revision of a download;
-    tokenizer_size: text tokens, special ones included; problems: all reasons why the model cannot work.
-    """
+    generation: v1, v2 or v3, by the yaml file; source: hub, repository and revision of a download; tokenizer_size:
+    number of text tokens, including special tokens; problems: all reasons why the model cannot work."""
 
     folder: Path
     card: ModelCard
@@ -98,7 +97,8 @@ class ModelReport:
 
 
 def inspect_model(folder: Path) -> ModelReport:
-    """Check the files that inference reads as far as possible without loading a network. Problems are only reported."""
+    """Check the files that inference reads, as far as possible without loading a network. Raises no error for a problem
+    of the model, but adds it to the report."""
     report = ModelReport(folder, ModelCard(folder.absolute().name))
     usable = _readable_files(report)
     generation = report.attempt(detect_generation, folder)
@@ -109,7 +109,7 @@ def inspect_model(folder: Path) -> ModelReport:
         with suppress(VivavoceError):
             paths[part] = find_part(folder, part)
     backbone: tuple[str, ...] = ()
-    if generation is not Generation.V1:  # its text tokenizer is in the package
+    if generation is not Generation.V1:  # CosyVoice 1's text tokenizer is in the package
         tokenizer = (_WHOLE_TOKENIZER,) if (folder / _WHOLE_TOKENIZER).is_file() else _TOKENIZER_PARTS
         backbone = (f"{BACKBONE}/config.json", *tokenizer)
     if generation or report.files:
@@ -162,7 +162,7 @@ def _readable_files(report: ModelReport) -> set[str]:
 
 
 def _check_fit(part: str, path: Path, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """Compare names and shapes of the weights with the configured network, without memory for either."""
+    """Compare names and shapes of the weights with the configured network, without memory for weights or network."""
     network_part = _NETWORKS[config.generation][part]
     network = network_part.outline(config)
     shapes = {key: tensor.to("meta") for key, tensor in tensors.items()}
@@ -187,7 +187,7 @@ def _source(report: ModelReport) -> str | None:
 
 
 class ModelNames:
-    """Maps a voice's fingerprint to the name of a model; folders are fingerprinted when first compared."""
+    """Maps a voice's fingerprint to the name of a model in `folders`. Fingerprints are computed only when needed."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self._untried = list(folders)
@@ -206,9 +206,8 @@ def local_models() -> list[Path]:
 
 
 def is_whole_onnx(path: Path) -> bool:
-    """Whether an ONNX file is complete. Only its outermost fields are checked: each is a tag and a number, or a tag, a
-    length and bytes (protobuf.dev/programming-guides/encoding).
-    """
+    """Return whether an ONNX file is complete. Only its outermost fields are checked: each is a tag and a number, or a
+    tag, a length and bytes (protobuf.dev/programming-guides/encoding)."""
     size, fields = path.stat().st_size, set()
     with path.open("rb") as file:
         while file.tell() < size:

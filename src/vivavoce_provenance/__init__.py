@@ -1,4 +1,4 @@
-"""Marks synthetic speech inaudibly, and finds the mark again."""
+"""Finds the inaudible mark of synthetic speech, and signs audio files with manifests."""
 
 from vivavoce.engine.watermark import WatermarkStream
 from vivavoce_provenance.detector import Detection, detect

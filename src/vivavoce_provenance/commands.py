@@ -1,4 +1,4 @@
-"""`vivavoce detect` and `vivavoce sign`: the marks and manifests that identify synthetic speech."""
+"""The commands `vivavoce detect` and `vivavoce sign`, for marks and manifests that identify synthetic speech."""
 
 from __future__ import annotations
 

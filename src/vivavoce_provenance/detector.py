@@ -1,7 +1,7 @@
 """Finds the mark of `watermark.py` in a recording, also after compression, a telephone or a change of speed.
 
-The loudness of each band is compared with its neighbours in time and frequency, and the pattern is looked for at every
-moment of its period and at speeds from 0.94 to 1.06, with the pitch changed by the same factor or kept.
+The level of each band is compared with its neighbours in time and frequency. The pattern is looked for at every moment
+of its period and at speeds from 0.94 to 1.06, with the pitch changed by the speed's factor or unchanged.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from vivavoce.engine.watermark import (
 from vivavoce.errors import InvalidAudio
 
 SHORTEST_S = 3.0
-"""Seconds of sound below which the mark is not looked for."""
+"""Minimum number of seconds of sound in a recording; in shorter recordings, the mark is not looked for."""
 THRESHOLD = 6.0
 """Fewer than one in 10,000 unmarked recordings of 5 s should reach this score (benchmarks/results/watermark)."""
 WINDOW_S, WINDOW_STEP_S = 6.0, 3.0
-"""Seconds of a window, and between the starts of windows; in longer ones, errors of the assumed speed would add up."""
+"""Length of a window, and distance of the windows' starts, in seconds. Over longer windows, an assumed speed that is
+slightly wrong would shift the pattern too far."""
 SPEEDS = tuple(1 + percent / 100 for percent in range(-6, 7))
 
 _RATE = MIN_SAMPLE_RATE
@@ -42,9 +43,9 @@ _LAG = round(TILE_S / _STEP_S)
 _PERIOD = _LAG * NUM_TILES
 _SILENCE_DB = -60.0
 _CLIP = 1.5
-"""Larger contrasts, as at the start of a word, are clipped to this multiple of the mean size in their band."""
+"""Larger contrasts, such as at the start of a word, are clipped to this multiple of the mean size in their band."""
 _QUIET_PERCENTILE, _LOUD_DB = 20, 10.0
-"""Levels at this percentile of a band may be noise and have weight 0; levels 10 dB above it have weight 1."""
+"""Levels up to this percentile of their band may be noise and have weight 0; levels 10 dB above it have weight 1."""
 _TO_DEVIATION = 1.4826
 """The standard deviation of a normal distribution divided by the median of its absolute values."""
 
@@ -53,8 +54,8 @@ _TO_DEVIATION = 1.4826
 class Detection:
     """Whether a recording carries the mark.
 
-    score: the best match of the pattern, in standard deviations of all matches that were tried. threshold: the score
-    from which on `found` is true. seconds: the length of the recording without its silence.
+    score: the best match of the pattern, in standard deviations of the matches, see `match`. threshold: `found` is true
+    if the score is at least this. seconds: the length of the recording without its silence.
     """
 
     found: bool
@@ -108,10 +109,10 @@ def _seconds_of_sound(wave: NDArray[np.float32], sample_rate: int) -> float:
 
 
 def match(found: Floats, key: bytes = KEY) -> float:
-    """The best match of the key's pattern with `contrasts`, divided by a deviation of the matches.
+    """Return the best match of the key's pattern with `contrasts`, divided by a standard deviation of the matches.
 
-    The deviation is that of all matches or, if larger, that of one hypothesis' matches: a hum may beat with its steps.
-    """
+    Each hypothesis (speed and pitch) is divided by the deviation of all matches or, if that is larger, of its own
+    matches: a hum may beat with the steps of a hypothesis, so that its matches are large."""
     spectrum = (np.fft.rfft(found, axis=1) * _template(key)).sum(axis=2)
     matches = np.fft.irfft(spectrum, _PERIOD, axis=1)
     sizes = np.abs(matches)
@@ -120,10 +121,10 @@ def match(found: Floats, key: bytes = KEY) -> float:
 
 
 def contrasts(wave: NDArray[np.float32], sample_rate: int) -> Floats:
-    """The contrast of each tile with its neighbours, [hypotheses, steps of a period, bands]; periods are added up.
+    """Return the contrast of each tile with its neighbours, [hypotheses, steps of a period, bands], the sum over all
+    periods. A hypothesis is an assumed speed and pitch.
 
-    Steps are in the time of the speech before its speed changed; the assumed speed sets the distance of frames.
-    """
+    Steps are in the time of the speech before its speed was changed: an assumed speed sets the distance of frames."""
     if sample_rate != _RATE:
         wave = soxr.resample(wave, sample_rate, _RATE)
     width = round(_FRAME_S * _RATE)
@@ -144,8 +145,9 @@ def contrasts(wave: NDArray[np.float32], sample_rate: int) -> Floats:
 
 
 def _levels(sums: Floats, edges: Floats) -> Floats:
-    """Levels [time, bands] in decibels, from cumulative energies [time, frequencies]; edges: in frequency indices."""
-    below = (edges - 0.5).astype(np.int64)  # a cumulative sum reaches half an index beyond its last frequency
+    """Return levels [time, bands] in decibels. sums: cumulative energies [time, frequencies]; edges: of the bands, in
+    frequency indices."""
+    below = (edges - 0.5).astype(np.int64)  # a cumulative sum includes half an index beyond its last frequency
     share = edges - 0.5 - below
     energies = np.diff(sums[:, below] * (1 - share) + sums[:, below + 1] * share, axis=1)
     return 10 * np.log10(energies + energies.max() * 10 ** (_SILENCE_DB / 10) + 1e-20)
@@ -159,7 +161,7 @@ def _weighed(levels: Floats) -> Floats:
 
 
 def _contrast(levels: Floats) -> Floats:
-    """Levels [time, bands] minus their mean one tile before and after, then minus the mean over three bands."""
+    """Subtract from levels [time, bands] their mean one tile before and after, then the mean over three bands."""
     padded = np.pad(levels, ((_LAG, _LAG), (0, 0)), "edge")
     in_time = levels - (padded[: -2 * _LAG] + padded[2 * _LAG :]) / 2
     padded = np.pad(in_time, ((0, 0), (1, 1)), "reflect")
@@ -168,7 +170,7 @@ def _contrast(levels: Floats) -> Floats:
 
 @lru_cache(maxsize=256)
 def _template(key: bytes) -> NDArray[np.complex128]:
-    """Conjugate spectrum [frequencies, bands] of the contrasts that a period of the pattern makes."""
+    """Return the conjugate spectrum [frequencies, bands] of the contrasts that a period of the pattern makes."""
     signs = np.tile(np.repeat(pattern(key), _LAG, axis=0), (3, 1))
     wanted: NDArray[np.complex128] = np.conj(np.fft.rfft(_contrast(signs)[_PERIOD : 2 * _PERIOD], axis=0))
     wanted.flags.writeable = False

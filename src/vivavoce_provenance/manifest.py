@@ -18,14 +18,15 @@ _SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedi
 _PROGRAM = {"name": "vivavoce", "version": __version__}
 _CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
 _UNTRUSTED = "signingCredential.untrusted"
-"""C2PA's code for a signer that is in no list of trusted signers; no such list is used here."""
+"""C2PA's code for a signer that is not in a list of trusted signers. This program has no list, so it ignores the code.
+"""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A file's manifest. intact: the file and the manifest have not changed since they were signed. signer: the name in
-    the certificate, which is not checked. problems: C2PA's codes of faults.
-    """
+    """A file's manifest. intact: whether file and manifest are unchanged since they were signed. synthetic: whether it
+    says that a machine made the audio. signer: the name in the certificate; nothing proves this name. program: name and
+    version of the program that signed. problems: C2PA's codes of faults."""
 
     intact: bool
     synthetic: bool
@@ -42,10 +43,8 @@ def is_installed() -> bool:
 
 
 def signer_of(certificate: Path, key: Path) -> Any:
-    """A signer for `sign`. certificate: a chain in PEM, the signer's own first; key: its private key, PEM, no password.
-
-    InvalidRequest: they cannot be read, or do not belong together.
-    """
+    """Make a signer for `sign`. certificate: a chain in PEM, the signer's certificate first; key: the signer's private
+    key in PEM, without a password. Raises InvalidRequest if these cannot be read, or do not belong together."""
     c2pa = _c2pa()
     chain, private = _content(certificate, "certificate"), _content(key, "key")
     info = c2pa.C2paSignerInfo(_algorithm(private).encode(), chain, private, None)
@@ -56,10 +55,10 @@ def signer_of(certificate: Path, key: Path) -> Any:
 
 
 def sign(file: Path, signer: Any) -> None:
-    """Put a manifest into the file, to say that a machine made the speech. The file is replaced whole or not at all.
+    """Put a manifest into the file, which says that a machine made the speech. The file is replaced atomically.
 
-    InvalidRequest: the format has no place for a manifest, or the signer is refused. InvalidAudio: the file is damaged.
-    """
+    Raises InvalidRequest if the format has no place for a manifest, or the signer is refused, and InvalidAudio if the
+    file is damaged."""
     c2pa, kind = _c2pa(), _kind_of(file)
     action = {"action": "c2pa.created", "digitalSourceType": _SOURCE, "softwareAgent": _PROGRAM}
     claim = {
@@ -86,7 +85,7 @@ def sign(file: Path, signer: Any) -> None:
 
 
 def read_manifest(file: Path) -> Manifest | None:
-    """The manifest of a file, or None if the file has none or its format has no place for one."""
+    """Read a file's manifest; None if the file has no manifest, or its format has no place for a manifest."""
     if file.suffix.lower() not in KINDS:
         return None
     c2pa = _c2pa()
@@ -137,7 +136,7 @@ def _content(path: Path, field: str) -> bytes:
 
 
 def _algorithm(private: bytes) -> str:
-    """C2PA's name of the algorithm that a key signs with."""
+    """Return C2PA's name of the algorithm with which a private key (PEM) signs."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
