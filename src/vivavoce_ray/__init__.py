@@ -17,20 +17,19 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 NUMBERS: Mapping[str, float] = {"replicas": 1, "max_replicas": 0, "gpus": 0.0, "cpus": 1.0, "cpu_replicas": 0}
-"""The numeric arguments and their defaults. With `max_replicas` 0 the number of engines is fixed; `gpus` and `cpus`
-are per engine; the `cpu_replicas` engines run on CPUs and get the requests that the other engines have no room for."""
+"""The numeric arguments and their defaults. If `max_replicas` is 0, the number of engines is fixed. `gpus` and `cpus`
+are for each engine. `cpu_replicas`: number of further engines on CPUs, for requests that other engines refuse."""
 AT_ONCE = 10_000
-"""Concurrent calls of a replica; the engine's admission limits its streams."""
+"""Maximum number of concurrent calls of a replica: high, because the engine's admission limits the streams."""
 BEYOND_DRAIN_S = 10.0
-"""Seconds that a replica gets after the server's drain to report how its streams ended."""
+"""Seconds between the end of the server's drain and of a replica, in which it reports how its streams ended."""
 
 
 def app(arguments: dict[str, Any]) -> Application:
     """Build the application. Raises InvalidRequest if an argument is unknown or wrong.
 
     arguments: the names in `NUMBERS`; `config`, a TOML file; `model`; any other setting of `vivavoce serve` by its name
-    ("engine.slots"). The file and the variables VIVAVOCE_… are read on the machine that runs this function.
-    """
+    ("engine.slots"). This function reads the file and the variables VIVAVOCE_… on the machine where it runs."""
     from ray import serve
 
     from vivavoce_ray.engine import EngineReplica

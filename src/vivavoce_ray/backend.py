@@ -25,6 +25,7 @@ from vivavoce_textnorm import NormalizedText, check_length
 log = logging.getLogger(__name__)
 
 AWAY = (RayError, RayServeException, TimeoutError, asyncio.TimeoutError)
+"""Errors of a call whose replica has ended or cannot be reached."""
 TRIES = 3
 """Maximum number of replicas of a pool to which one request is sent."""
 ASK_S = 120.0
@@ -66,17 +67,17 @@ class _Stream:
 
 
 class RayBackend:
-    """A `SpeechBackend` of Ray Serve replicas, for one event loop; it is never closed."""
+    """A `SpeechBackend` of Ray Serve replicas, for one event loop. It works until its process ends."""
 
     stuck = False
-    """An unreachable replica counts as not ready."""
+    """Always False: a replica that does not answer counts as not ready."""
 
     def __init__(self, pools: Sequence[Any]) -> None:
         """pools: handles to deployments of `EngineReplica`, in the order in which requests try them."""
         self._pools = pools
         self._about: ModelInfo | None = None
         self._states: list[tuple[bool, str] | None] = [None] * len(pools)
-        """(ready, state of the voice store) of each pool; None: the pool is unreachable."""
+        """For each pool: whether it is ready, and the state of its voice store; None if the pool is unreachable."""
         self._mailbox = ray.remote(TextMailbox).options(num_cpus=0, max_restarts=-1, max_concurrency=100_000).remote()
         self._watching = [asyncio.ensure_future(self._watch(index)) for index in range(len(pools))]
 
@@ -130,14 +131,14 @@ class RayBackend:
         await self._call("remove_voice", *arguments)
 
     async def statistics(self) -> BackendStatistics | None:
-        """Always None; Ray's metrics have the statistics of each engine."""
+        """Return None: Ray's metrics have the statistics of each engine."""
         return None
 
     def _reachable(self) -> list[Any]:
         return [pool for pool, state in zip(self._pools, self._states, strict=True) if state is not None]
 
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of any engine: all share one voice store."""
+        """Call a method of some engine in the first reachable pool; all engines have the same voice store."""
         for pool in self._reachable():
             try:
                 answer = await asyncio.wait_for(pool.call.remote(method, arguments, options), ASK_S)
@@ -163,7 +164,8 @@ class RayBackend:
 
 
 async def _first(calls: Any) -> tuple[str, int | VivavoceError]:
-    """The first item of a call: (name of the replica, sample rate or error). The name of a lost replica is ""."""
+    """Return the first item of a call: the replica's name, and a sample rate or an error. The name is "" if the replica
+    is lost."""
     try:
         return cast(tuple[str, int | VivavoceError], await asyncio.wait_for(anext(calls), ASK_S))
     except (*AWAY, StopAsyncIteration):

@@ -17,16 +17,16 @@ from vivavoce.logs import configure
 
 
 class TextMailbox:
-    """An actor that queues the text of each stream until the stream's engine takes it.
+    """An actor that queues the pieces of each streamed text until the stream's engine takes them.
 
-    Serve may route each call to another replica, and routes none to a replica that drains, so calls cannot carry text.
-    """
+    Calls of a replica cannot bring these pieces: Serve may route each call to another replica, and routes no call to a
+    replica that drains."""
 
     def __init__(self) -> None:
         self._texts: defaultdict[str, asyncio.Queue[str | None]] = defaultdict(asyncio.Queue)
 
     async def put(self, stream_id: str, piece: str | None) -> None:
-        """Add a piece of the text; None ends it."""
+        """Add a piece of the text, or end the text with None."""
         self._texts[stream_id].put_nowait(piece)
 
     async def take(self, stream_id: str) -> str | None:
@@ -50,7 +50,7 @@ class EngineReplica:
     async def speak(
         self, key: bytes | None, avoid: frozenset[str], request: SpeechRequest, mailbox: Any, stream_id: str
     ) -> AsyncIterator[tuple[str, int | VivavoceError] | SpeechEvent | Verdict | VivavoceError]:
-        """Yield (replica name, sample rate or error), events, and the verdict; `key` and `avoid` are for the router."""
+        """Yield (replica name, sample rate or error), then events and the verdict. key, avoid: for `HeadroomRouter`."""
         try:
             stream = await self._engine.speak(request)
         except VivavoceError as refusal:
@@ -86,7 +86,8 @@ class EngineReplica:
         return {"streams": self._engine.active, "capacity": self._engine.capacity}
 
     async def check_health(self) -> None:
-        """Serve checks before the first request and then regularly; it replaces the replica after three failures."""
+        """Raise EngineStopped if the engine is not ready. Serve calls this before the first request and then regularly,
+        and replaces the replica after three failures."""
         await asyncio.shield(self._starting)
         if not self._engine.ready:
             raise EngineStopped("engine: it accepts no requests; it is restarted, or replaced if it stays so")

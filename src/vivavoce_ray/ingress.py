@@ -23,12 +23,12 @@ from vivavoce_dialects.table import DIALECTS
 from vivavoce_ray.backend import RayBackend
 
 _CONNECTION_METHODS = ("begin_request", "end_request", "accept_websocket", "message_taken", "abort")
-"""Methods that the app calls on a connection. They do nothing under Ray, whose proxy manages the connections."""
+"""Methods that the app calls on a connection. They do nothing here, because Ray's proxy manages the connections."""
 
 
 class Ingress:
     def __init__(self, settings: ServerSettings, *pools: Any) -> None:
-        """pools: handles to deployments of `EngineReplica`; a request goes to the first one with room."""
+        """pools: handles to deployments of `EngineReplica`; a request goes to the first deployment with room."""
         configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)
         logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
         request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint

@@ -11,17 +11,18 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from vivavoce_fleet.routing import EngineLoad, order
 
 FULL = 0.7
-"""Share of the capacity in use at which another engine is started. The rest serves requests that come while that engine
-loads, and the requests of an engine that ends."""
+"""Another engine is started if more than this share of the capacity is in use. The rest of the capacity serves requests
+that come while the new engine loads, and the requests of engines that end."""
 
 
 class HeadroomRouter(RequestRouter):
-    """Sorts replicas by `order`. `EngineReplica.speak` has the voice's key and names to avoid as first arguments."""
+    """Sorts replicas by `order`. The first two arguments of `EngineReplica.speak` are for this router: the voice's key,
+    and the names of replicas to avoid."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Rank the replicas, the best first, one replica per rank; if none is ready, one rank has all."""
+        """Rank the replicas, the best first, one replica per rank. If `order` leaves none, one rank has all of them."""
         key, avoid = None, frozenset[str]()
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
@@ -38,7 +39,7 @@ class HeadroomRouter(RequestRouter):
 
 
 def replicas_wanted(context: Any) -> tuple[int, dict[str, Any]]:
-    """A policy of Ray's autoscaling: enough engines for the streams of the last half minute, with some room."""
+    """Return the number of engines for the streams of the last half minute, with some room, and Ray's policy state."""
     metrics = context.aggregated_metrics or {}
     if not metrics.get("capacity"):
         return context.target_num_replicas, {}
