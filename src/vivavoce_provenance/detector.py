@@ -55,8 +55,7 @@ class Detection:
     """Whether a recording carries the mark.
 
     score: the best match of the pattern, in standard deviations of the matches, see `match`. threshold: `found` is true
-    if the score is at least this. seconds: the length of the recording without its silence.
-    """
+    if the score is at least this. seconds: the length of the recording without its silence."""
 
     found: bool
     score: float

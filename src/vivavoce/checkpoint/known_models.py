@@ -85,8 +85,7 @@ class WrittenModel:
     """A model as written on the command line or in settings: `[NAME=]MODEL[+FILE]`.
 
     model: a known name or a folder. name: its name in requests, or "" for `usual_name`. llm: a file with the weights of
-    another language model of the same sizes.
-    """
+    another language model of the same sizes."""
 
     model: str
     name: str = ""

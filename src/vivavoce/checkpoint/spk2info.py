@@ -34,8 +34,7 @@ class SavedPrompt:
     """The prompt of a saved zero-shot speaker.
 
     text_ids: ids of the transcript; llm_speech_tokens, flow_speech_tokens: speech tokens of the reference, for language
-    model and flow; each [length] int32. mel: [frames, 80] float32.
-    """
+    model and flow; each [length] int32. mel: [frames, 80] float32."""
 
     text_ids: Tensor
     llm_speech_tokens: Tensor

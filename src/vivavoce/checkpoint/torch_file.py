@@ -169,7 +169,7 @@ class _Reader:
         return self._file.read(span.stop - span.start)
 
     def _span(self, name: str) -> slice:
-        """The range of a member's bytes, which start after its header of 30 bytes, a name, and extra fields."""
+        """Return the range of a member's bytes, which start after its header of 30 bytes, a name, and extra fields."""
         member = self._members[name]
         self._file.seek(member.header_offset)
         start = member.header_offset + 30 + sum(struct.unpack_from("<HH", self._file.read(30), 26))

@@ -40,8 +40,7 @@ class SpeechStream(Protocol):
     def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
         """Yield each segment's text and then its audio, in order; the audio has chunks of one sample or more.
 
-        Raises the request's error. The end of the iteration does not end the request; `cancel` does.
-        """
+        Raises the request's error. The end of the iteration does not end the request; `cancel` does."""
 
     async def push(self, text: str) -> None:
         """Append a piece to a streamed text. Raises InvalidText if it cannot be spoken; earlier pieces are spoken."""
@@ -59,8 +58,7 @@ class BackendStatistics:
     engine: counters since the start of the engine's process. memory_used, memory_total: bytes of the GPU; on a CPU,
     bytes used by the process and bytes of the machine. voices_extracted: number of recordings whose voice was
     extracted; voices_remembered: number of recordings whose voice was still cached. voice_store: "ok", or the problem.
-    starts: number of engine processes started so far. streams, capacity: as in `EngineLoad`.
-    """
+    starts: number of engine processes started so far. streams, capacity: as in `EngineLoad`."""
 
     engine: StatisticsSnapshot
     memory_used: int
@@ -143,8 +141,7 @@ class SeveralModels(Protocol):
         """Wait until a model is loaded, and return its backend. Use it soon: the model may be unloaded later.
 
         model: the model's name, or "" for the default model. Raises ModelNotFound if the name is unknown, and
-        EngineStopped if the model is not loaded in time or does not fit into memory.
-        """
+        EngineStopped if the model is not loaded in time or does not fit into memory."""
 
 
 async def backend_of(backend: SpeechBackend, model: str) -> SpeechBackend:

@@ -70,8 +70,7 @@ def end_threads() -> None:
 def read_in_loop(text: AsyncIterable[str], loop: asyncio.AbstractEventLoop) -> tuple[Iterator[str], Callable[[], None]]:
     """Return an iterator, for use in a thread, over the pieces of an async iterable, and a function that ends reading.
 
-    A task of the event loop reads the pieces. The task stays one piece ahead of the thread.
-    """
+    A task of the event loop reads the pieces. The task stays one piece ahead of the thread."""
     taken, arrived = asyncio.Semaphore(1), SimpleQueue[str | Exception]()
 
     async def read() -> None:

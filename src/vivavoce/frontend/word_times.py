@@ -123,7 +123,7 @@ class SegmentTimer:
         return min(begins, key=lambda at: abs(at - start)) if begins else None
 
     def visits(self, span: WordSpan) -> bool:
-        """Whether the speech has reached a text token of the word."""
+        """Return whether the speech has reached a text token of the word."""
         reached = self._when(span.first), self._when(span.last)
         return reached[0] is not None and (reached[1] is None or reached[0] < reached[1])
 

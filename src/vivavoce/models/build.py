@@ -63,8 +63,7 @@ def build_models(
     """Load a model folder. dtype: of language model and flow. variant: use the file `part.variant.pt` where it exists.
     language_model: if False, the language model gets no weights (meta device). llm: a file with weights for the
     language model, instead of the folder's file. Raises CheckpointError if files are missing or corrupt, or do not fit
-    their configuration.
-    """
+    their configuration."""
     generation = detect_generation(folder)
     check_variant(folder, variant)
     prepare_device(device)

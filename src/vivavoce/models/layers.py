@@ -20,8 +20,7 @@ ATTENTION_NORM_EPS = 1e-12
 class MemoryShape:
     """Sizes of a memory. sites: number of attention layers. key_channels: number of channels of a key and its value
     together. tail: number of earlier inputs that each convolution needs. tail_channels: sum of the input channels of
-    all convolutions.
-    """
+    all convolutions."""
 
     sites: int
     key_channels: int

@@ -98,8 +98,7 @@ def biases_ahead(biases: Sequence[Tensor]) -> Tensor:
 def mish(x: Tensor) -> Tensor:
     """Compute x · tanh(log(1 + eˣ)). On a CPU, torch computes three transcendental functions for each value; here one
     is enough: the result is x − x / z with z = 1 + eˣ + e²ˣ / 2. An infinite z gives x, which is the limit. The
-    computation is in float32, because half precision would round intermediate values.
-    """
+    computation is in float32, because half precision would round intermediate values."""
     if torch.is_grad_enabled() or x.device.type != "cpu":
         return functional.mish(x)
     wide = x.float()

@@ -62,8 +62,7 @@ class SamplingRows:
 def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
     """Find the nucleus: the likeliest top_k ids, without ids for which the sum of all higher probabilities is top_p or
     more. probabilities: [batch, ids]; top_p, top_k: [batch] → ids by falling probability (equal ones by id), and their
-    probabilities, 0 outside the nucleus; both [batch, most]. most: upper limit of top_k, by default its maximum.
-    """
+    probabilities, 0 outside the nucleus; both [batch, most]. most: upper limit of top_k, by default its maximum."""
     size = probabilities.shape[-1]
     most = min(size, int(top_k.max()) if most is None else most)
     if probabilities.dtype == torch.float32:

@@ -250,7 +250,7 @@ def with_length(data: bytes) -> bytes:
 
 
 def _are_chunks(data: bytes, begin: int) -> bool:
-    """Whether the rest of a WAV file is chunks, such as LIST or bext, and not samples."""
+    """Return whether the rest of a WAV file, from `begin` on, is chunks, such as LIST or bext, and not samples."""
     while begin + 8 <= len(data) and data[begin : begin + 4].strip().isalnum():
         (size,) = struct.unpack_from("<I", data, begin + 4)
         begin += 8 + size + size % 2
@@ -258,7 +258,7 @@ def _are_chunks(data: bytes, begin: int) -> bool:
 
 
 def _sample_bytes(data: bytes) -> tuple[int, int]:
-    """Offset and size of the sample chunk in a WAV or AIFF file; the file's end and 0 if it has no such chunk."""
+    """Return offset and size of the sample chunk in a WAV or AIFF file; the file's end and 0 without such a chunk."""
     if (data[:4], data[8:12]) == (b"RIFF", b"WAVE"):
         name, size_format = b"data", "<I"
     elif data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC"):

@@ -88,7 +88,7 @@ class OutputFormat:
         return self.sample_rate or speech_rate
 
     def content_type(self, speech_rate: int) -> str:
-        """The HTTP Content-Type of mono audio; it includes the sample rate only for formats without a header."""
+        """Return the HTTP Content-Type of mono audio; it has the sample rate only for formats without a header."""
         if self.codec in _BARE:
             return f"audio/{_BARE[self.codec]}; rate={self.rate_of(speech_rate)}; channels=1"
         return "audio/" + {AudioFormat.MP3: "mpeg", AudioFormat.OPUS: "ogg"}.get(self.codec, self.codec.value)
@@ -131,8 +131,7 @@ def parse_format(name: str, sample_rate: int | None = None, field: str = "respon
 def format_of(path: str | os.PathLike[str]) -> AudioFormat:
     """Return the format for the suffix of `path` in any letter case; WAV if it has no suffix, such as a device.
 
-    Raises InvalidRequest if the suffix names no supported format, or `path` is not a path.
-    """
+    Raises InvalidRequest if the suffix names no supported format, or `path` is not a path."""
     check_kind("output", path, str | os.PathLike, "give the name of a file, such as speech.wav")
     suffix = PurePath(path).suffix.lower()
     if suffix and suffix not in _SUFFIXES:

@@ -131,7 +131,7 @@ class Encoder:
         return self.resampler is None and self.gain == 1
 
     def whole_header(self) -> bytes:
-        """After `finish`, a header with the file's length, to replace the first bytes of the file (wav, flac)."""
+        """After `finish`, return a header with the file's length, to replace the file's first bytes (wav, flac)."""
         return b""
 
     def close(self) -> None:

@@ -109,8 +109,7 @@ def to_int16(samples: NDArray[np.floating]) -> NDArray[np.int16]:
     """Multiply samples of any shape by 32768, round to the nearest integer and limit to ±32767.
 
     Decoders divide by 32768, so 16-bit audio stays the same after decoding and `to_int16`. Raises ValueError if a
-    sample is NaN, which a model must not produce.
-    """
+    sample is NaN, which a model must not produce."""
     unknown = np.isnan(samples)
     if unknown.any():
         raise ValueError(f"{unknown.sum()} of {samples.size} samples are NaN")
@@ -166,8 +165,7 @@ class Levels:
     """The levels of a recording in dB of full scale.
 
     frames: level of each frame of 10 ms. speech, noise: level of the speech and of the noise in the whole recording.
-    speaks: whether each frame is speech.
-    """
+    speaks: whether each frame is speech."""
 
     frames: NDArray[np.float64]
     speech: float
@@ -192,8 +190,7 @@ def improved(audio: Audio, *, trim: bool = True, levels: Levels | None = None) -
     """Adjust the level of a reference that has passed `check_reference`; also remove silence at its ends if `trim`.
 
     Speech below `QUIET_DB` is amplified, and a recording with samples beyond ±1 is attenuated. Trimming keeps
-    `KEPT_QUIET_S` of silence before and after the speech. levels: the recording's levels, if they are measured.
-    """
+    `KEPT_QUIET_S` of silence before and after the speech. levels: the recording's levels, if they are measured."""
     samples, hop, levels = audio.samples, audio.sample_rate // _FRAMES_PER_S, levels or levels_of(audio)
     peak, speaks = float(np.abs(samples).max()), np.flatnonzero(levels.speaks)
     if trim and len(speaks):

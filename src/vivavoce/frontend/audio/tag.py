@@ -31,7 +31,7 @@ class AudioTag:
 
 
 def new_tag(model: str) -> AudioTag:
-    """A tag with the current time."""
+    """Return a tag with the current time."""
     return AudioTag(model, utc_now())
 
 
@@ -40,7 +40,7 @@ def utc_now() -> str:
 
 
 def info_chunk(tag: AudioTag) -> bytes:
-    """The tag as a LIST chunk of a RIFF file (WAV)."""
+    """Return the tag as a LIST chunk of a RIFF file (WAV)."""
     fields = ((b"IART", tag.model), (b"ICMT", COMMENT), (b"ICRD", tag.made), (b"ISFT", SOFTWARE))
     items = b"INFO" + b"".join(map(_info_item, *zip(*fields, strict=True)))
     return struct.pack("<4sI", b"LIST", len(items)) + items
@@ -52,7 +52,7 @@ def _info_item(name: bytes, value: str) -> bytes:
 
 
 def id3_tag(tag: AudioTag) -> bytes:
-    """The tag in ID3v2.4, for the beginning of an MP3 or ADTS file. ID3 times are always UTC and written without Z."""
+    """Return the tag in ID3v2.4, for the start of an MP3 or ADTS file. ID3 times are always UTC, and have no Z."""
     frames = (
         _id3_frame(b"COMM", b"eng\0", COMMENT),
         _id3_frame(b"TDRC", b"", tag.made.removesuffix("Z")),

@@ -103,8 +103,7 @@ def _sentences(text: Iterable[str], marks: str, final_mark: str) -> Iterator[str
     """Cut a text after each punctuation mark in `marks`; a closing quote after a mark belongs to the same sentence.
 
     A mark without text before it is dropped. If the text begins with a mark and a closing quote, the quote begins the
-    first sentence (the official code fails there).
-    """
+    first sentence (the official code fails there)."""
     mark, quote = f"[{regex.escape(marks)}]", f"[{_CLOSING_QUOTES}]"
     complete = regex.compile(rf"[^{regex.escape(marks)}]+{mark}(?P<after>{quote}?(?:{mark}{quote}?)*+)")
     held = ""
@@ -139,8 +138,7 @@ def cut_long(text: str, length: Callable[[str], int], limit: int) -> list[str]:
 
     Each cut is near the middle: if possible after a comma, else after white space, else between two characters, but
     not inside a tag such as `[laughter]`, if the text has more than this tag. A single character is never cut. The
-    parts, joined, are the text.
-    """
+    parts, joined, are the text."""
     if len(text) < 2 or length(text) <= limit:
         return [text]
     middle = _cut_near_middle(text)
@@ -160,8 +158,7 @@ def _cut_near_middle(text: str) -> int:
 class TextSegment(NamedTuple):
     """A segment. spoken: its normalised text. It speaks the characters start … end − 1 of the text.
 
-    rate: factor that multiplies the request's speed. pause_s: seconds of silence, for a segment without words.
-    """
+    rate: factor that multiplies the request's speed. pause_s: seconds of silence, for a segment without words."""
 
     spoken: str
     start: int
@@ -178,8 +175,7 @@ def find_spans(
     pieces: lists of segments, each list with the text after it that is known so far. said: for each block of the text,
     the block's end in the text and its normalised words; this list grows while pieces arrive. A segment is yielded as
     soon as it is known whether another segment follows. Closing quotes and white space after a segment belong to the
-    segment. A range is empty if several segments speak the same character.
-    """
+    segment. A range is empty if several segments speak the same character."""
     aligned, start, waiting = _Aligned(text, said), 0, deque[str]()
     for segments, following in chain(pieces, (((), None),)):
         waiting.extend(segments)

@@ -153,8 +153,7 @@ class SentenceSplitter:
     space, else anywhere.
 
     Only white space around sentences is removed. The cuts depend only on the text, not on its pieces. Each sentence
-    contains a letter or a number, except perhaps the last sentence, or a sentence that was cut for its length.
-    """
+    contains a letter or a number, except perhaps the last sentence, or a sentence that was cut for its length."""
 
     def __init__(self) -> None:
         self._held = ""  # the sentence so far, without leading white space

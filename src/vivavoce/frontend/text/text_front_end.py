@@ -81,8 +81,7 @@ class TextFrontEnd:
     scripts: the scripts that a model was trained on, such as `frozenset({"Latin"})`; letters of other scripts are
     refused, and symbols that remain after normalisation are left out. None: the model knows all scripts. processes:
     number of further processes that normalise texts, because a block can hold the GIL for up to 0.2 s; with 0, this
-    process normalises them.
-    """
+    process normalises them."""
 
     def __init__(
         self,
@@ -353,8 +352,7 @@ def _letters_of_others(scripts: frozenset[str]) -> regex.Pattern[str]:
     """Compile a pattern for letters outside these scripts. scripts: Unicode names such as `Latin`, `Han` or `Cyrillic`.
 
     A letter belongs to the scripts in its Unicode property Script_Extensions. The pattern does not match letters common
-    to all scripts, digits, punctuation and combining marks.
-    """
+    to all scripts, digits, punctuation and combining marks."""
     own = "".join(rf"\p{{Script_Extensions={name}}}" for name in (*sorted(scripts), "Common", "Inherited"))
     try:
         if all(_NAME.fullmatch(name) for name in scripts):
@@ -369,8 +367,7 @@ def _letters_of_others(scripts: frozenset[str]) -> regex.Pattern[str]:
 def drop_symbols(text: str) -> str:
     """Remove emoji and other symbols outside ASCII, and insert a space where two words would touch.
 
-    The backslash that wetext writes before a quotation mark is removed, too, because models were trained without it.
-    """
+    The backslash that wetext writes before a quotation mark is removed, too, because models were trained without it."""
     text = text.replace('\\"', '"')
     without = _SYMBOLS.sub(" ", text)
     if without == text:

@@ -84,8 +84,7 @@ class TextFilter:
     characters other than white space, and terminal colour codes are removed. Reasoning of a chat model, from `<think>`
     or a similar tag to its closing tag or the text's end, becomes one space; with reasoning="read", only its tags do. A
     call of a tool (`<tool_call>{`) always becomes one space. If the whole text comes as one piece, the text before a
-    `</think>` without `<think>` is reasoning, too, if the tag ends a line or a capital letter follows at once.
-    """
+    `</think>` without `<think>` is reasoning, too, if the tag ends a line or a capital letter follows at once."""
 
     def __init__(self, reasoning: Reasoning = "silent") -> None:
         self._is_read = reasoning == "read"

@@ -157,7 +157,7 @@ class VoiceRegistry:
                 log.warning("voice missing: %(setting)s %(voice)r, which cannot be used: %(error)s", fields)
 
     def names(self) -> list[str]:
-        """Names of the built-in voices in the model's order, then of the public voices, without duplicates."""
+        """List the names of the built-in voices in the model's order, then of the public voices, without duplicates."""
         return list(self._names(PUBLIC))
 
     def summaries(self, owner: str) -> list[VoiceSummary]:

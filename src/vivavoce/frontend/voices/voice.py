@@ -131,7 +131,7 @@ class Voice:
         return replace(self, speech_tokens=self.speech_tokens[:count], mel=self.mel[: count * per_token])
 
     def named(self, name: str) -> Voice:
-        """This voice with another name."""
+        """Return this voice with another name."""
         return replace(self, name=name)
 
     def of(self, fingerprint: str) -> Voice | None:

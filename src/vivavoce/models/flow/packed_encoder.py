@@ -114,8 +114,7 @@ class PackedEncoderWeights:
     """embedded: [ids, size], the embedded tokens. start: [size] float32, biases that are added to the embedded tokens.
     look_ahead: convolution over 1 + `lookahead` tokens. look_back: [size, taps · size], convolution over earlier
     tokens; its bias is part of `start`. upsample: [upsampling · size, `up_taps` · size]. up_norm: the norm after
-    upsampling, with the embedding's scale and the upper blocks' biases.
-    """
+    upsampling, with the embedding's scale and the upper blocks' biases."""
 
     embedded: Tensor
     start: Tensor

@@ -95,8 +95,7 @@ class TokenEncoder(nn.Module):
         number of tokens in the longest row, with its past, or None if this is `size`. past: [batch] int64, number of
         earlier tokens of each row, or None if this is keys − size for all rows. memory: cached state at token rate and
         at mel rate, see `memory_shapes`, or None without a past. lookahead_ends: [batch, size] int64, for each token,
-        the position in `x` from which its lookahead is zeros, or None if this is the row's end.
-        """
+        the position in `x` from which its lookahead is zeros, or None if this is the row's end."""
         config, keys = self.config, keys or size
         of_tokens, of_frames = memory or (None, None)
         x = self.embed(x) * valid_positions(lengths, x.shape[1])[..., None]
@@ -269,8 +268,7 @@ class VelocityContext(NamedTuple):
     """Inputs besides the features. biases: result of `time_biases`, for each row or for all rows. mask: [batch, 1, 1 or
     frames, keys], bool or additive; None means that every frame attends to every key. memory: cached state, or None if
     rows have no past. positions: [batch or 1, frames] int, position of each frame in its row, for `DiT` only; None
-    means 0, 1, 2 ….
-    """
+    means 0, 1, 2 …."""
 
     biases: Tensor
     mask: Tensor | None = None

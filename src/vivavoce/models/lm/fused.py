@@ -41,8 +41,7 @@ class TiledRows:
     table (0 control, 1 text, 2 speech) and index in this table; slots, positions: [rows], slot and position of the
     row's key; last: [n], last row of each sequence. Rows of padding have position 0 and a slot that never runs.
     adapters: [rows / `ROW_TILE`], 1 + the place of each tile's adapter, 0 for no adapter; None if no row has an
-    adapter.
-    """
+    adapter."""
 
     kinds: Tensor
     ids: Tensor
@@ -63,8 +62,7 @@ class FusedLM:
     """The language model with kernels. capacity: positions per slot; tiles: tile sizes of the products; strips: sizes
     of the products for a single slot, used if every product has an entry; stack: memory of the adapters, or None if the
     model has no adapters. The parameters of joined layers become views of the joined weights, which this class and
-    `SlotLM` share, in whatever order the two are created.
-    """
+    `SlotLM` share, in whatever order the two are created."""
 
     def __init__(
         self,

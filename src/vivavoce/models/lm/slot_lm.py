@@ -145,8 +145,7 @@ class PackedRows:
     padded: [n, longest], packed row at each place of a padded rectangle; unpadded: [rows], place of each packed row in
     the rectangle. last: [n], last packed row of each sequence. Padding rows use a slot's last position, which is never
     read. For CosyVoice 1 only: text_end: all text of a sequence is in this number of its first rows; speakers: [n,
-    speaker size] float32, for the second row of each sequence with a speaker row, or None if no sequence has one.
-    """
+    speaker size] float32, for the second row of each sequence with a speaker row, or None if no sequence has one."""
 
     kinds: Tensor
     ids: Tensor

@@ -75,8 +75,7 @@ class TextObserver:
     def weights(self, taken: Sequence[Tensor], memory: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Return the chosen heads' mean attention to the text, [n, tokens] float32. Each row adds up to 1; rows of
         slots without text have no meaning. taken: queries [n, head_dim] of each head. memory: see `SlotCache`. turn:
-        rotary tables [n, 1, head_dim] as in `SlotLM` (cos, sin), for queries that are not rotated yet.
-        """
+        rotary tables [n, 1, head_dim] as in `SlotLM` (cos, sin), for queries that are not rotated yet."""
         query = torch.stack(list(taken), dim=1)
         count = len(query)
         if turn is not None:

@@ -48,8 +48,7 @@ def convolve_transposed(conv: nn.Module, x: Tensor) -> Tensor:
 def stft(signal: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
     """Compute a centred STFT with a periodic Hann window; each row is reflected at its own end. signal: [batch,
     samples]; lengths: [batch], samples of each row, or None if all rows are full → [batch, n_fft + 2, samples // hop +
-    1], real parts, then imaginary parts; zero beyond a row's end.
-    """
+    1], real parts, then imaginary parts; zero beyond a row's end."""
     samples = signal.shape[1]
     last = (torch.full((1,), samples, device=signal.device) if lengths is None else lengths)[:, None] - 1
     position = torch.arange(-(n_fft // 2), samples + n_fft // 2, device=signal.device).abs()
@@ -93,8 +92,7 @@ class HarmonicSource(nn.Module):
     def forward(self, f0: Tensor, noise: Tensor | None, carried: Tensor | None = None) -> Tensor:
         """f0: [batch, frames] Hz, 0 beyond a row's end → signal [batch, 1, samples]. noise: standard normal, [batch,
         samples, harmonics], or [batch, samples, 1] for the sum over harmonics; None for no noise. carried: [batch,
-        harmonics], `cycles` % 1 of the last frame in the previous chunk, or None for the first chunk.
-        """
+        harmonics], `cycles` % 1 of the last frame in the previous chunk, or None for the first chunk."""
         return self.excite(f0, self.cycles(f0, carried), noise, carried)
 
     def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
@@ -122,12 +120,11 @@ class HarmonicSource(nn.Module):
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
         """Return noise [batch, samples, 1], which does not depend on the chunks. seeds: [batch, 1] int64; places:
         [batch, samples] int64, positions of the samples in the stream. One number replaces the sum over all harmonics:
-        on a CPU, drawing a number for each harmonic would take half as long as the whole vocoder.
-        """
+        on a CPU, drawing a number for each harmonic would take half as long as the whole vocoder."""
         return normal(seeds, NoiseStream.SOURCE, places)[..., None]
 
     def _phases(self, f0: Tensor, cycles: Tensor, carried: Tensor | None) -> Tensor:
-        """Phases [batch, harmonics, samples] in radians; for the arguments see `forward`."""
+        """Return phases [batch, harmonics, samples] in radians; for the arguments see `forward`."""
         hop = self.config.samples_per_frame
         drawn = cycles if carried is None else torch.cat((carried[:, None], cycles), dim=1)
         radians = (drawn * (2 * math.pi)).transpose(1, 2) * hop
@@ -249,7 +246,7 @@ class Reach(NamedTuple):
 
 
 def waveform(x: Tensor, lengths: Tensor | None, config: VocoderConfig) -> Tensor:
-    """x: [batch, n_fft + 2, frames]: log magnitudes, then values whose sine is the phase → samples, see `istft`."""
+    """x: [batch, n_fft + 2, frames], log magnitudes, then angles; a phase is an angle's sine → samples, see `istft`."""
     bins = config.n_fft // 2 + 1
     magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
     wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)

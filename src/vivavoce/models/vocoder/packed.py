@@ -128,8 +128,7 @@ def _pitch(linear: nn.Linear, dtype: torch.dtype) -> Convolution:
 def _up(conv: nn.Module, rate: int, fan: int, last: bool, dtype: torch.dtype) -> Convolution:
     """Convert an upsampling layer to a convolution with `fan` outputs for each input position. conv: a transposed
     convolution, or a convolution over a signal in which each value is repeated `fan` times. In the last stage, outputs
-    are shifted by one, because the centred STFT has a mirrored position at the start.
-    """
+    are shifted by one, because the centred STFT has a mirrored position at the start."""
     assert isinstance(conv, nn.ConvTranspose1d | nn.Conv1d)
     size, kernel = conv.kernel_size[0], conv.weight
     assert conv.bias is not None
@@ -214,8 +213,7 @@ PADDING, INSIDE, AFTER, FIRST = range(4)
 class PackedFrames(NamedTuple):
     """tags: [frames] int32: PADDING, INSIDE, AFTER or FIRST. row_of: [frames] int32, row of each frame that is not
     PADDING. rows: [rows, WIDTH] int64, see `vivavoce_kernels.layouts.PackedRow`. stages: for each stage, tags in which
-    frames that it need not compute are PADDING; () if each stage computes all frames.
-    """
+    frames that it need not compute are PADDING; () if each stage computes all frames."""
 
     tags: Tensor
     row_of: Tensor
