@@ -39,11 +39,11 @@ NEEDED = {
     "soxr": "no recording can be read",
     "typer": "no command runs",
     "rich": "no table and no progress can be shown",
-    "platformdirs": "models and voices have no place",
+    "platformdirs": "the folders of models and voices cannot be found",
 }
 OPTIONAL = {
     "wetext": "texts cannot be read as CosyVoice reads them (reading=official, its services, `vivavoce.compat`)",
-    "inflect": "the same",
+    "inflect": "as without wetext",
     "av": "recordings in m4a, aac, webm and wma cannot be read",
     "httpx": "no model can be downloaded",
     "pocketsphinx": "`vivavoce eval` needs a recogniser of your own",
@@ -83,7 +83,7 @@ def examine(model: str | None) -> Iterator[Finding]:
     packages += [_package(name, without, "note") for name, without in OPTIONAL.items()]
     yield from packages
     if any(finding.state == "broken" for finding in packages):
-        yield Finding("model", "note", "not looked at; mend the packages first")
+        yield Finding("model", "note", "not checked; install the missing packages first")
         return
     yield from _places()
     yield from _devices()
@@ -94,7 +94,7 @@ def _package(name: str, without: str, absent: State) -> Finding:
     try:
         import_module("yaml" if name == "pyyaml" else name.replace("-", "_"))
     except Exception as error:  # a broken installation can raise anything
-        remedy = f"`pip install {name}` mends it"
+        remedy = f"try `pip install {name}`"
         return Finding(name, absent, f"cannot be imported ({one_line(str(error))}): {without}; {remedy}")
     try:
         return Finding(name, "ok", version(name))

@@ -46,7 +46,7 @@ def detect(
     for name, manifest in manifests.items():
         if manifest is not None:
             state = "intact" if manifest.intact else f"broken ({', '.join(manifest.problems)})"
-            kind = "synthetic speech" if manifest.synthetic else "no word of synthetic speech"
+            kind = "synthetic speech" if manifest.synthetic else "not marked as synthetic speech"
             print(f"{name}: manifest {state}, {kind}, signed by {manifest.signer!r} with {manifest.program or '?'}")
 
 

@@ -88,7 +88,7 @@ class FlowStageV1:
         both: PairRunner | None = None,
     ) -> None:
         if kernels or deterministic:
-            raise ValueError("our kernels cannot run CosyVoice 1; run without kernels")
+            raise ValueError("the kernels do not support CosyVoice 1; run without kernels")
         self.flow, config, self._device = cast(FlowV1, models.flow), models.config.flow, models.device
         self.schedule = FlowSchedule.euler(self.flow.estimator, config.num_steps)
         self.noise = fixed_noise(config.num_mel_bins).to(models.device)

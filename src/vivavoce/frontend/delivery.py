@@ -61,7 +61,7 @@ def warnings_about(delivery: Delivery | None) -> tuple[str, ...]:
         found.append(f"speech: these words seem not to be spoken: {named}{more}; ask again with another seed")
     if delivery.faults:
         faults = ", ".join(dict.fromkeys(delivery.faults))
-        found.append(f"speech: it left its text ({faults}), and could not be mended; ask again with another seed")
+        found.append(f"speech: a part differs from the text ({faults}), and was not repaired; ask with another seed")
     return tuple(found)
 
 

@@ -142,8 +142,8 @@ TOP_K = Option("top_k", _TOP_K, int, minimum=1, maximum=10_000, default_help=_MO
 SAMPLING_OPTIONS = (
     TOP_P,
     TOP_K,
-    Option("win_size", "Number of last tokens in which repetitions are counted.", int, minimum=1, maximum=200),
-    Option("tau_r", "Share of repetitions in them from which another token is drawn.", float, minimum=0, maximum=1),
+    Option("win_size", "Number of last speech tokens in which repeats are counted.", int, minimum=1, maximum=200),
+    Option("tau_r", "Share of win_size from which a repeated token is drawn again.", float, minimum=0, maximum=1),
     Option("min_ratio", "Fewest speech tokens per text token.", float, minimum=0, maximum=50),
     Option("max_ratio", "Most speech tokens per text token.", float, minimum=1, maximum=50),
 )

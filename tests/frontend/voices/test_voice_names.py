@@ -115,7 +115,7 @@ def test_unknown_voice_lists_eight_names_and_takes_no_more_than_it_needs():
     known = map("v{}".format, range(1000))
     assert str(unknown_voice("x", known)) == (
         "voice: 'x' is not registered (known: v0, v1, v2, v3, v4, v5, v6, v7 and more); "
-        "name one that is, or add it from a recording"
+        "choose a known name, or add a voice from a recording"
     )
     assert next(known) == "v32"
     assert "(known: v0)" in str(unknown_voice("x", ["v0"]))

@@ -85,7 +85,7 @@ def test_unknown_names_are_one_line_and_never_reach_a_file(registry, extractor, 
     (tmp_path / "reference.wav").write_bytes(WAV)
     acts = [registry.find, lambda name: registry.requested(name, "acme"), lambda name: registry.remove("acme", name)]
     for act in acts if name == "reference.wav" else [registry.resolve, *acts]:
-        with pytest.raises(VoiceNotFound, match=r"is not registered .*; (name one that is|add one|did you)") as caught:
+        with pytest.raises(VoiceNotFound, match=r"is not registered .*; (choose a known|add one|did you)") as caught:
             act(name)
         assert str(caught.value).isprintable()
         assert act == acts[-1] or "(known: first, a/b: *)" in str(caught.value)

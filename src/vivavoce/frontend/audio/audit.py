@@ -79,7 +79,7 @@ def audit(
 def _of_sound(audio: Audio, levels: Levels, clipped: float) -> list[str]:
     found, over_noise = [], levels.speech - levels.noise
     if clipped > MAX_CLIPPED:
-        found.append("is clipped, which is heard in what its voice speaks; record it at a lower level")
+        found.append("is clipped, and speech with its voice will be distorted, too; record it at a lower level")
     if levels.speech < LEAST_DB:
         found.append(f"is very quiet ({levels.speech:.0f} dB); come closer to the microphone and record it again")
     if over_noise < LEAST_OVER_NOISE_DB:

@@ -69,8 +69,8 @@ class VoiceExtractor:
         """
         if len(transcript) > MAX_TRANSCRIPT_CHARS:
             raise InvalidText(
-                f"transcript: {len(transcript)} characters are more than the limit of {MAX_TRANSCRIPT_CHARS} for what "
-                "a recording says; give the words that are spoken in it"
+                f"transcript: {len(transcript)} characters are more than the limit of {MAX_TRANSCRIPT_CHARS}; give "
+                "only the words that are spoken in the recording"
             )
         audio = self._read(source, "reference audio")
         levels = levels_of(audio)

@@ -141,7 +141,7 @@ def unknown_voice(name: str, known: Iterable[str]) -> VoiceNotFound:
         return VoiceNotFound(f"voice: {excerpt(name)} is not registered (no voice is known yet); {way_out}")
     listed = ", ".join(first[:MAX_LISTED]) + (" and more" if len(first) > MAX_LISTED else "")
     near = difflib.get_close_matches(name, first, n=1, cutoff=0.6) if len(name) <= MAX_NAME_CHARS else []
-    way_out = f"did you mean {near[0]}?" if near else "name one that is, or add it from a recording"
+    way_out = f"did you mean {near[0]}?" if near else "choose a known name, or add a voice from a recording"
     return VoiceNotFound(f"voice: {excerpt(name)} is not registered (known: {listed}); {way_out}")
 
 
