@@ -179,7 +179,8 @@ class _Reader:
 
 
 def _few(values: Any) -> tuple[Any, ...]:
-    """Return the values of a tuple; refuse a long one, because a file could repeat it a million times."""
+    """Return `values`, a short tuple; refuse a long one, which a file could repeat a million times, or nest so that
+    printing or hashing takes years."""
     if type(values) is not tuple or len(values) > MAX_DIMS:
         raise ValueError("a tensor without a shape")
     return values

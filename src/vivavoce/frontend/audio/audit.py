@@ -151,7 +151,7 @@ def _is_narrow(audio: Audio, levels: Levels) -> bool:
 
 
 def _lines(audio: Audio, levels: Levels) -> int:
-    """Count the spectral peaks from 100 to 4,000 Hz between the words; 0 if the noise is 40 dB below the speech."""
+    """Count the spectral peaks from 100 to 4,000 Hz between words; 0 if the noise is over 40 dB below the speech."""
     if levels.speech - levels.noise > 40.0:
         return 0
     power, hertz = _spectra(audio, ~levels.speaks & (levels.frames > levels.speech - 60.0))

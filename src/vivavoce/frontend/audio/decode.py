@@ -30,7 +30,7 @@ is shorter than its header says by more than this. A recording may exceed its ma
 _MALFORMED = 3
 """SF_ERR_MALFORMED_FILE: libsndfile knows the format, but the file is damaged."""
 _LONGEST = 1 << 48
-"""If libsndfile gives more frames than this (its SF_COUNT_MAX), it does not know the file's length."""
+"""If libsndfile gives more frames than this (it gives SF_COUNT_MAX), it does not know the file's length."""
 _UNKNOWN_BYTES = 0x7FF00000
 """A chunk size of at least this many bytes means an unknown length: programs that write a WAV stream put it there."""
 

@@ -180,7 +180,7 @@ def levels_of(audio: Audio) -> Levels:
     levels = 10 * np.log10(np.square(frames).mean(axis=1) + 1e-30)
     peak = float(np.abs(samples).max())
     speech = max(float(np.median(np.sort(levels)[-_LOUDEST_FRAMES:])), 20 * np.log10(peak) - _LARGEST_CREST_DB)
-    noise = float(np.percentile(levels[levels > speech - 2 * _FAR_DB], 10))  # not of frames of zeros
+    noise = float(np.percentile(levels[levels > speech - 2 * _FAR_DB], 10))  # without frames of zeros
     quiet = min(max(noise + _NOISE_DB, speech - _FAR_DB), speech - _NEAR_DB)
     runs = np.convolve(levels > quiet, np.ones(_RUN_FRAMES), "valid") > _RUN_FRAMES - 0.5
     return Levels(levels, speech, noise, np.convolve(runs, np.ones(_RUN_FRAMES)) > 0.5)

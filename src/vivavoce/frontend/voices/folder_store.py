@@ -151,7 +151,7 @@ class FolderStore(VoiceStore):
 
 
 def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
-    """Return `folder`; if `make`, create it. Raises OSError if other users can write to it or a parent in `within`."""
+    """Return `folder`, created if `make`. Raises OSError if others can write to it or to a parent up to `within`."""
     if folder != within:
         _safe(folder.parent, within, make=make)
     if make:

@@ -303,7 +303,7 @@ def _problems(voice: Voice) -> Iterator[str]:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    """Return a tensor as a NumPy array, for checks without torch, whose threads take 60 ms on two busy cores."""
+    """Return a tensor as a NumPy array, because checks in torch use threads and take 60 ms on two busy cores."""
     return tensor.detach().cpu().numpy()
 
 
