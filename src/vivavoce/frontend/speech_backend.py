@@ -56,8 +56,8 @@ class BackendStatistics:
     """Statistics of one engine at one moment.
 
     engine: counters since the start of the engine's process. memory_used, memory_total: bytes of the GPU; on a CPU,
-    bytes used by the process and bytes of the machine. voices_extracted: number of recordings whose voice was
-    extracted; voices_remembered: number of recordings whose voice was still cached. voice_store: "ok", or the problem.
+    bytes used by the process and bytes of the machine. voices_extracted: number of voices that were extracted from
+    recordings; voices_remembered: number of recordings with a cached voice. voice_store: "ok", or the problem.
     starts: number of engine processes started so far. streams, capacity: as in `EngineLoad`."""
 
     engine: StatisticsSnapshot

@@ -74,8 +74,8 @@ def decode_audio(
         max_seconds: maximum duration.
 
     Raises:
-        InvalidAudio: no such file, a directory, empty, too large, not audio, damaged, cut off, no samples,
-            too long, NaN or infinite samples, a rate outside 8000–192000 Hz.
+        InvalidAudio: the file is missing, a directory, empty, too large, not audio, damaged or cut off; it has no
+            samples, NaN or infinite samples, or a rate outside 8000–192000 Hz, or is too long.
     """
     content, label = read_source(source, field)
     data = with_length(content)

@@ -201,7 +201,7 @@ def write_audio(
     symbolic link to the file; devices and pipes are written directly.
 
     Raises:
-        InvalidRequest: an unknown rate or suffix; the path's folder is missing; the path is a folder or not writable.
+        InvalidRequest: the rate or suffix is unknown, the folder is missing, or the path is a folder or not writable.
         MissingDependency: this build of PyAV lacks the codec.
         ValueError: samples have a shape other than [n], or contain NaN.
     """

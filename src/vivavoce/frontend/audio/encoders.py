@@ -88,9 +88,9 @@ class Encoder:
     """
 
     default_bitrate: int | None = None
-    """Bits per second; None: the format has no bitrate."""
+    """Bits per second; None if the format has no bitrate."""
     resampler: Resampler | None = None
-    """Resamples the speech to the encoder's rate; None: the rates are equal."""
+    """Resamples the speech to the encoder's rate; None if the rates are equal."""
     gain = 1.0
     """Factor that multiplies all samples, see `amplified`."""
 

@@ -26,8 +26,8 @@ def resample_sinc(samples: Tensor | Samples, from_rate: int, to_rate: int) -> Te
 
     This is band-limited interpolation (J. O. Smith, "Digital Audio Resampling Home Page", CCRMA) with a Hann window
     over six zero crossings and a cutoff at 0.99 of the lower Nyquist frequency. These are the defaults of torchaudio's
-    `Resample`; on the CPU, results are equal bit for bit. Runs on the device of `samples`. Rates whose kernels exceed
-    `MAX_KERNEL_VALUES` are resampled by soxr on the CPU instead, to the same length.
+    `Resample`; on the CPU, results are equal bit for bit. Runs on the device of `samples`. If two rates need kernels of
+    more than `MAX_KERNEL_VALUES`, soxr resamples on the CPU instead, to the same length.
     """
     wave = torch.as_tensor(samples)
     if from_rate == to_rate:

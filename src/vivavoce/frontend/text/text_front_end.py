@@ -79,7 +79,7 @@ class TextFrontEnd:
     Thread-safe.
 
     scripts: the scripts that a model was trained on, such as `frozenset({"Latin"})`; letters of other scripts are
-    refused, and symbols that remain after normalisation are left out. None: the model knows all scripts. processes:
+    refused, and symbols that remain after normalisation are left out. None means all scripts. processes:
     number of further processes that normalise texts, because a block can hold the GIL for up to 0.2 s; with 0, this
     process normalises them."""
 

@@ -77,7 +77,7 @@ _AGAIN = "extract it again from its recording"
 class Voice:
     """The features of a reference recording, or only a speaker embedding.
 
-    The features fit only the model whose tokenizer and encoders computed them, which `fingerprint` identifies.
+    The features fit only models with the tokenizer and encoders that computed them; `fingerprint` identifies these.
     """
 
     embedding: Tensor

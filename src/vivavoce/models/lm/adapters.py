@@ -113,7 +113,7 @@ class AdaptedRows:
         return adapted
 
     def _product(self, plain: Product, layer: int, name: str, x: Tensor) -> Tensor:
-        """x: [rows, inputs]  →  [rows, outputs]."""
+        """Apply a product and the adapters of its rows: x [rows, inputs] → [rows, outputs]."""
         out = plain(x)
         for layers, rows in self.groups:
             if name not in layers[layer]:

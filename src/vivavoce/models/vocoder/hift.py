@@ -254,7 +254,7 @@ def waveform(x: Tensor, lengths: Tensor | None, config: VocoderConfig) -> Tensor
 
 
 class HiFT(nn.Module):
-    reach: Reach | None = None  # None: chunks have less context than needed, and are cross-faded
+    reach: Reach | None = None  # None, because chunks have less context than needed, and are cross-faded
 
     def __init__(
         self, config: VocoderConfig, source: type[HarmonicSource] = HarmonicSource, overlap: int | None = None
