@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +32,8 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
+from vivavoce.frontend.speech import Delivery
+from vivavoce.frontend.speech import joined as joined_deliveries
 from vivavoce.frontend.speech_result import PendingSpeech
 from vivavoce_textnorm import ReadingProcesses
 
@@ -668,6 +671,10 @@ def test_speech_and_speech(tts):
         (one.duration_s, both.duration_s)
     )
     assert both.timings.total_s == one.timings.total_s + other.timings.total_s
+    good, bad = Delivery(1.0, (), (), (), 0.2), Delivery(0.5, ("ferry",), ("skips",), (), 0.4)
+    assert both.delivery is None
+    assert (replace(one, delivery=good) + other).delivery == good
+    assert (replace(one, delivery=good) + replace(other, delivery=bad)).delivery == joined_deliveries([good, bad])
     with pytest.raises(InvalidRequest, match="24000 and 16000 Hz cannot be joined"):
         one + vivavoce.Speech(other.samples, 16_000, other.timings)
 

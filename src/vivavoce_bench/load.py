@@ -39,17 +39,18 @@ class Utterance:
 class Piece:
     """A piece of audio.
 
-    samples: [num_samples] float32 in ±1, or None if the target does not keep them; audible: False for silence.
+    samples: [num_samples] float32 in ±1, or None if the target does not keep them; sound_at: as in `Arrival`.
     """
 
     num_samples: int
     samples: NDArray[np.float32] | None = None
-    audible: bool = True
+    sound_at: int | None = 0
 
 
-def is_audible(samples: NDArray[np.float32]) -> bool:
-    """Return whether any sample is above −50 dBFS; samples: [n] in ±1."""
-    return bool(np.abs(samples).max(initial=0.0) > AUDIBLE)
+def first_sound(samples: NDArray[np.float32]) -> int | None:
+    """Return the place of the first sample above −50 dBFS, or None if there is none; samples: [n] in ±1."""
+    found = np.flatnonzero(np.abs(samples) > AUDIBLE)
+    return int(found[0]) if len(found) else None
 
 
 class Refused(Exception):
@@ -181,7 +182,7 @@ async def _ask(target: Target, utterance: Utterance, start_s: float) -> Outcome:
     try:
         async for piece in target.speak(utterance):
             if piece.num_samples:
-                arrivals.append(Arrival(loop.time(), piece.num_samples, piece.samples, piece.audible))
+                arrivals.append(Arrival(loop.time(), piece.num_samples, piece.samples, piece.sound_at))
     except Refused as refusal:
         ending, retry_after_s = Ending.REFUSED, refusal.retry_after_s
     except Exception as error:  # an error ends only this request

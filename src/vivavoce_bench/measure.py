@@ -50,12 +50,15 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A piece of audio and its arrival time. samples: [num_samples] float32, None if not kept; audible: not silence."""
+    """A piece of audio and its arrival time.
+
+    samples: [num_samples] float32, None if not kept; sound_at: place of its first audible sample, None for silence.
+    """
 
     at_s: float
     num_samples: int
     samples: NDArray[np.float32] | None = None
-    audible: bool = True
+    sound_at: int | None = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +88,11 @@ class PlaybackTrace:
 
     @property
     def sound_s(self) -> float | None:
-        """Seconds until the first piece arrived that is not silence, or None if all pieces are silence."""
-        return next((one.at_s - self.start_s for one in self.arrivals if one.audible), None)
+        """Seconds until a listener hears the first sound, if each piece is played at once; None if all is silence."""
+        for one, plays_s in zip(self.arrivals, self._plays_s, strict=True):
+            if one.sound_at is not None:
+                return plays_s + one.sound_at / self.sample_rate - self.start_s
+        return None
 
     @property
     def samples(self) -> NDArray[np.float32]:
@@ -105,12 +111,17 @@ class PlaybackTrace:
 
         A negative margin is an underrun: the listener hears silence for that time before the piece.
         """
-        margins: list[float] = []
-        played_until_s = self.arrivals[0].at_s if self.arrivals else 0.0
+        pieces = zip(self.arrivals, self._plays_s, self.arrivals[1:], strict=False)
+        return [plays_s + one.num_samples / self.sample_rate - after.at_s for one, plays_s, after in pieces]
+
+    @property
+    def _plays_s(self) -> list[float]:
+        """Times at which the pieces begin to be played: as they arrive, and not before the piece in front has ended."""
+        times, free_s = list[float](), -math.inf
         for one in self.arrivals:
-            margins.append(played_until_s - one.at_s)
-            played_until_s = max(played_until_s, one.at_s) + one.num_samples / self.sample_rate
-        return margins[1:]
+            times.append(max(free_s, one.at_s))
+            free_s = times[-1] + one.num_samples / self.sample_rate
+        return times
 
     def chunk_s(self, index: int) -> float | None:
         """Seconds from the call to the arrival of piece `index` (from 0), or None if it did not arrive."""

@@ -27,7 +27,7 @@ from vivavoce_bench.evaluate import Case, Clip, Instruments, PocketSphinx, asses
 from vivavoce_bench.evaluate.assessment import ready
 from vivavoce_bench.evaluate.cases import cases_of
 from vivavoce_bench.evaluate.speaking import embed_with
-from vivavoce_bench.load import Outcome, Piece, Refused, Utterance, is_audible
+from vivavoce_bench.load import Outcome, Piece, Refused, Utterance, first_sound
 
 _CUT_S = 0.05
 _SOFTEST = 0.8
@@ -100,11 +100,11 @@ class EngineTarget:
         try:
             if self.policy is None:
                 samples = (await self.tts.aspeak(utterance.text, voice, **keywords)).samples
-                yield Piece(len(samples), samples if self.keep else None, is_audible(samples))
+                yield Piece(len(samples), samples if self.keep else None, first_sound(samples))
                 return
             async for chunk in self.tts.astream(utterance.text, voice, policy=self.policy, **keywords):
                 kept = chunk.samples if self.keep else None
-                yield Piece(len(chunk.samples), kept, is_audible(chunk.samples))
+                yield Piece(len(chunk.samples), kept, first_sound(chunk.samples))
         except Overloaded as error:
             raise Refused(error.retry_after_s) from error
 
@@ -168,7 +168,7 @@ class HttpTarget:
                 rest = received[whole:]
                 if whole:
                     samples = np.frombuffer(received[:whole], "<i2").astype(np.float32) / np.float32(32768)
-                    yield Piece(len(samples), audible=is_audible(samples))
+                    yield Piece(len(samples), sound_at=first_sound(samples))
 
     def _voice(self, utterance: Utterance) -> dict[str, str]:
         if utterance.voice is None:

@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bench_fakes import outcome
 
 from vivavoce.errors import InvalidRequest, MissingDependency
-from vivavoce_bench.load import Ending
-from vivavoce_bench.measure import percentile
+from vivavoce_bench.load import Ending, first_sound
+from vivavoce_bench.measure import Arrival, PlaybackTrace, percentile
 from vivavoce_bench.report import Report, draw, figure_rows, figures, latency_rows
 
 OUTCOMES = [
@@ -43,6 +44,24 @@ def test_a_listener_who_is_never_kept_waiting_and_one_who_plays_on(
     pieces: list[tuple[float, int]], margins_s: list[float]
 ) -> None:
     assert outcome(*pieces).margins_s == pytest.approx(margins_s)
+
+
+@pytest.mark.parametrize(
+    ("sounds_at", "heard_s"),
+    [((0,), 0.5), ((100,), 0.6), ((None, 50), 0.75), ((None, None, 0), 1.5), ((None,) * 3, None)],
+)
+def test_the_first_sound_is_heard_when_the_silence_before_it_was_played(
+    sounds_at: tuple[int | None, ...], heard_s: float | None
+) -> None:
+    """The second piece comes while the first one is played, the third one too late."""
+    pieces = zip((1.5, 1.6, 2.5), (200, 100, 100), (*sounds_at, 0, 0), strict=False)
+    trace = PlaybackTrace(1.0, 3.0, 1000, tuple(Arrival(at_s, count, sound_at=place) for at_s, count, place in pieces))
+    assert trace.sound_s == pytest.approx(heard_s)
+
+
+def test_the_place_of_the_first_sound() -> None:
+    samples = np.array([0.0, 0.002, -0.004, 0.5], np.float32)
+    assert (first_sound(samples), first_sound(samples[:2]), first_sound(samples[:0])) == (2, None, None)
 
 
 def test_the_figures_of_a_load() -> None:

@@ -57,6 +57,7 @@ def test_info_as_json(run: Run, babble: Path) -> None:
         "instructions": True,
         "guarded": False,
         "flow_steps": 4,
+        "silent": None,
         "voices": {},
     }
     assert report["config"]["rates"] == {"sample_rate": 24000, "samples_per_frame": 480, "tokens_per_second": 25}

@@ -21,7 +21,7 @@ from vivavoce.frontend.audio.encode import AudioFormat, encode_whole, parse_form
 from vivavoce.frontend.audio.tag import AudioTag, new_tag
 from vivavoce.frontend.delivery import delivery_of
 from vivavoce.frontend.front_end import PlannedSegment
-from vivavoce.frontend.speech import Delivery, Mark, marks_of, moved
+from vivavoce.frontend.speech import Delivery, Mark, joined, marks_of, moved
 from vivavoce.frontend.word_times import WordTimer
 
 _LOOK_S = 0.01
@@ -71,8 +71,9 @@ class Speech:
         marks = tuple(moved(one, at, s) for one in other.marks)
         words = tuple(moved(one, at, s) for one in other.words)
         timings = Timings(*map(sum, zip(astuple(self.timings), astuple(other.timings), strict=True)))
-        joined = np.concatenate((self.samples, other.samples))
-        return Speech(joined, self.sample_rate, timings, (*self.marks, *marks), self.tag, (*self.words, *words))
+        samples, words = np.concatenate((self.samples, other.samples)), (*self.words, *words)
+        delivery = joined([one.delivery for one in (self, other) if one.delivery is not None])
+        return Speech(samples, self.sample_rate, timings, (*self.marks, *marks), self.tag, words, delivery)
 
     @property
     def duration_s(self) -> float:
