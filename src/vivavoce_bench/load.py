@@ -22,7 +22,8 @@ from vivavoce_bench.texts import SENTENCES
 
 MAX_CONCURRENCY = 4096
 MAX_RATE = 10_000.0
-AUDIBLE = 10 ** (-50 / 20)
+AUDIBLE, SOUND_SAMPLES = 10 ** (-50 / 20), 240
+"""Level of a sound, and the samples over which it is measured: 10 ms at 24 kHz."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,14 @@ class Piece:
 
 
 def first_sound(samples: NDArray[np.float32]) -> int | None:
-    """Return the place of the first sample above −50 dBFS, or None if there is none; samples: [n] in ±1."""
-    found = np.flatnonzero(np.abs(samples) > AUDIBLE)
-    return int(found[0]) if len(found) else None
+    """Return the place of the first 10 ms whose level (RMS) is above −50 dBFS, or None; samples: [n] in ±1.
+
+    A single sample above it is no sound: a vocoder begins with one.
+    """
+    starts = np.arange(0, len(samples), SOUND_SAMPLES)
+    levels = np.add.reduceat(samples**2, starts) / SOUND_SAMPLES if len(samples) else starts
+    found = np.flatnonzero(levels > AUDIBLE**2)
+    return int(starts[found[0]]) if len(found) else None
 
 
 class Refused(Exception):

@@ -60,8 +60,10 @@ def test_the_first_sound_is_heard_when_the_silence_before_it_was_played(
 
 
 def test_the_place_of_the_first_sound() -> None:
-    samples = np.array([0.0, 0.002, -0.004, 0.5], np.float32)
-    assert (first_sound(samples), first_sound(samples[:2]), first_sound(samples[:0])) == (2, None, None)
+    samples = np.zeros(1000, np.float32)
+    samples[0], samples[500:] = 0.02, -0.004
+    assert (first_sound(samples), first_sound(samples[:480]), first_sound(samples[:0])) == (480, None, None)
+    assert first_sound(samples[500:510] * 100) == 0
 
 
 def test_the_figures_of_a_load() -> None:
