@@ -13,7 +13,7 @@ import torch
 
 
 def usable(device: torch.device) -> bool:
-    """Whether kernels can run on the device: on CUDA devices, and in tests on any device by Triton's interpreter."""
+    """Return whether kernels can run on the device: on CUDA, or in tests, by Triton's interpreter, on any device."""
     if find_spec("triton") is None:
         return False
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"

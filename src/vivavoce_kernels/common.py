@@ -24,8 +24,8 @@ def launched(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
 
 @contextmanager
 def compiled_ahead() -> Iterator[bool]:
-    """Within this context, launches only compile their kernels, on all cores, and write no outputs; its exit waits for
-    the compilation. Yields False, and launches run as usual, where Triton cannot compile ahead (interpreter).
+    """Within this context, launches only compile their kernels, on all cores, and write no outputs. Leaving the context
+    waits for the compilation. Yield True, or False if Triton cannot compile ahead (interpreter): launches then run.
     """
     mode = getattr(triton, "AsyncCompileMode", None)
     if mode is None or os.environ.get("TRITON_INTERPRET") == "1":
@@ -115,7 +115,7 @@ NORM_EPS = tl.constexpr(1e-5)
 
 
 def tile_of(size: int, most: int) -> int:
-    """The largest power of two ≤ `most` that divides `size`; its tiles need no mask. ValueError if it is < 16."""
+    """Return the largest power of two ≤ `most` that divides `size`, so tiles need no mask; ValueError if it is < 16."""
     tile = min(size & -size, most)
     if tile < 16:
         raise ValueError(f"{size} channels, the flow's kernels need a multiple of 16; run without kernels")

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 TILE = 64
-"""Lines and columns of a fetched tile."""
+"""Number of lines, and of columns, of a tile that a kernel fetches at once."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Lets a kernel fetch tiles of a contiguous float16 matrix [lines, columns], whose columns are a multiple of 8."""
+    """An argument that lets a kernel fetch tiles. values: [lines, columns] float16, contiguous; 8 divides `columns`."""
 
     values: Tensor
 
@@ -40,7 +40,7 @@ MULTIPROCESSORS = 132
 
 
 def takes_kernels(weight: Tensor) -> bool:
-    """Whether these kernels can run on this weight's device, with values of its type."""
+    """Return whether CUDA C++ kernels can compute with this weight: float16, on Hopper, with `cuda-bindings`."""
     if not weight.is_cuda or weight.dtype is not torch.float16:
         return False
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
@@ -49,7 +49,7 @@ def takes_kernels(weight: Tensor) -> bool:
 
 
 def takes_clusters(weight: Tensor) -> bool:
-    """Whether `takes_kernels` is true and, in addition, all clusters of a batch run at the same time."""
+    """Return whether `takes_kernels` is true and the device can run all clusters of a batch at the same time."""
     if not takes_kernels(weight):
         return False
     return torch.cuda.get_device_properties(weight.device).multi_processor_count >= MULTIPROCESSORS
@@ -57,7 +57,9 @@ def takes_clusters(weight: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """name: file name without ending; threads, shared: a program's threads and bytes of shared memory (None: all)."""
+    """A kernel's source. name: of the kernel and of its file, without `.cu`; threads: number of threads per program;
+    shared: bytes of shared memory per program, or None for as many as the device allows.
+    """
 
     name: str
     threads: int
@@ -70,7 +72,7 @@ class Source:
 
 
 class CudaKernel:
-    """A kernel for float16. RuntimeError: it does not compile, or the device refuses it."""
+    """A compiled kernel. RuntimeError: the source does not compile, or the device refuses the kernel."""
 
     def __init__(self, source: Source, device: torch.device) -> None:
         from cuda.bindings import driver
@@ -92,7 +94,7 @@ class CudaKernel:
                 _checked(driver.cuFuncSetAttribute(self._function, attribute, value))
 
     def __call__(self, programs: int, arguments: Sequence[Argument]) -> None:
-        """Launch on torch's current stream."""
+        """Launch this number of programs on torch's current stream."""
         values, kinds = zip(*map(_passed, arguments), strict=True)
         stream = torch.cuda.current_stream().cuda_stream
         grid, block = (programs, 1, 1), (self._threads, 1, 1)
@@ -102,7 +104,9 @@ class CudaKernel:
 def compiled_kernel(
     source: Source, device: torch.device, without: str, trial: Callable[[CudaKernel], object] | None = None
 ) -> CudaKernel | None:
-    """The kernel; None if it cannot be made or the trial fails. A warning then tells `without` and the reason."""
+    """Compile a kernel and call `trial` with it. If either fails, return None, and warn of the reason and of the
+    consequence `without`, such as "long rows take longer".
+    """
     try:
         kernel = CudaKernel(source, device)
         if trial is not None:
@@ -110,7 +114,7 @@ def compiled_kernel(
                 trial(kernel)
         return kernel
     except (ImportError, OSError, RuntimeError) as error:
-        warnings.warn(f"{without}, their kernel cannot be had: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{without}, because their kernel does not work: {error}", RuntimeWarning, stacklevel=3)
         return None
 
 
@@ -136,7 +140,7 @@ _FLOAT16, _PERMUTED_IN_128_BYTES, _FETCHED_BY_128_BYTES = 6, 3, 2
 
 @lru_cache(maxsize=4096)
 def _tensor_map(address: int, lines: int, columns: int) -> _TensorMap:
-    """How to fetch a matrix's tiles. Calls the driver directly, because `cuda-bindings` do not align the tensor map."""
+    """Return the description by which kernels fetch tiles. `cuda-bindings` do not align it, so call the driver."""
     room = ctypes.create_string_buffer(ctypes.sizeof(_TensorMap) + _ALIGNMENT)
     made = _TensorMap.from_buffer(room, -ctypes.addressof(room) % _ALIGNMENT)
     wide, narrow = ctypes.c_uint64, ctypes.c_uint32
@@ -168,7 +172,7 @@ def _compiled(source: Source, device: torch.device) -> bytes:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """The value after the error code in a CUDA function's answer, or None. RuntimeError: the code is an error."""
+    """Return the value after the error code in a CUDA function's answer, if any. RuntimeError: the code is an error."""
     error, *values = answer
     if error:
         raise RuntimeError(f"CUDA: {error!r}")

@@ -1,7 +1,7 @@
 """Relative attention over packed rows. The keys of earlier chunks are in pages; the new keys are in `products`.
 
 A score is (q + u)·k + (q + v)·p(i − j): a content term plus a distance term. A tile has few different distances, so one
-extra matrix product gives its distance terms, and each pair of query and key picks its own.
+extra matrix product gives all distance terms of the tile, and each pair of query and key picks the one it needs.
 
 A query attends to the keys before its own end. Key tiles start at multiples of `KEY_TILE` positions from the row's
 start, and every tile is added by the same formula, masked or not. So a query's result depends only on its own keys: it
@@ -76,12 +76,11 @@ def _sources(
     products, keys, fresh, table, site, place, past,
     PAGED: tl.constexpr, PAGE: tl.constexpr, SITES: tl.constexpr, INNER: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Pointers to the keys of a tile, [BLOCK_N]. The value of a key lies `INNER` elements after the key."""
+    """Return pointers to the keys of a tile, [BLOCK_N]. A key's value lies `INNER` elements after the key."""
     line = tl.arange(0, BLOCK_N)
     source = products + ((fresh + place + line) * (3 * INNER) + INNER)
     if PAGED:
-        # Load one page number per page, not one per key: each thread then computes its pointers without exchanging
-        # data.
+        # Load one page number per page, not one per key, so that threads need not exchange data for their pointers.
         base = tl.zeros([BLOCK_N], tl.int64)
         for part in tl.static_range(BLOCK_N // PAGE):
             begin = place + part * PAGE
@@ -122,8 +121,7 @@ def _attend(
     given = tl.load(mine, there, 0.0)
     query = (given.to(tl.float32) + content[None, :]).to(given.dtype)
     asker = (given.to(tl.float32) + distance[None, :]).to(given.dtype)
-    # The table's part for this tile starts with the distances of the last query; each earlier query starts one row
-    # later.
+    # The table's part for this tile starts at the distances of the last query. An earlier query starts one row later.
     furthest = distances + (head * reach + middle - BLOCK_M - (start - fresh)) * HEAD
     wide = tl.arange(0, WIDTH)[None, :] * HEAD + channel[:, None]
     pick = (BLOCK_M - 1 - line)[:, None] + key_line[None, :]
@@ -180,9 +178,8 @@ def attend_relatively(
 ) -> Tensor:
     """Compute attention, and store new keys and values in the rows' pages. products: [positions, 3 · inner],
     contiguous: queries, keys and values. keys: the encoder's pages at this rate, [pages, 1, sites, 1, page, 2 · inner],
-    where `page` is a power of two ≤ `KEY_TILE`; None: rows have no past, and nothing is stored. site: index of this
-    attention layer in the pages. rate: positions per token  →  [positions, inner], 0 in padding, not written outside
-    tiles.
+    where `page` is a power of two ≤ `KEY_TILE`; None if rows have no past; then nothing is stored. site: index of this
+    attention layer. rate: positions per token  →  [positions, inner], 0 in padding, not written outside tiles.
     """
     count, inner = len(products), products.shape[1] // 3
     heads, rows, head = weights.distances.shape

@@ -81,9 +81,9 @@ def _look_back(
 
 
 def windows_ahead(ids: Tensor, table: Tensor, shift: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """ids: [tokens, taps] int32, each token's own id and the ids after it; a negative id gives zeros. table: [ids,
-    channels]. shift: [channels] float32, added to each token's own embedding. tokens: tokens per program  →  windows
-    [tokens, taps · channels], and shifted own embeddings [tokens, channels].
+    """Look up each token's embedding and those of the tokens after it. ids: [tokens, taps] int32, each token's own id,
+    then the ids after it; a negative id gives zeros. table: [ids, channels]. shift: [channels] float32, added to each
+    token's own embedding. tokens: per program  →  windows [tokens, taps · channels], and the sums [tokens, channels].
     """
     (count, taps), size = ids.shape, table.shape[1]
     windows, x = table.new_empty(count, taps * size), table.new_empty(count, size)
@@ -104,10 +104,10 @@ def windows_behind(
     rate: int = 1,
     leaky: bool = False,
 ) -> Tensor:
-    """Windows of `taps` tokens that end with the token itself. x: [tokens, channels], contiguous. tails: None means
-    that rows have no past and leave no tails. tokens: tokens per program. rate: the tails have this
-    many equal frames for each token, and reach as far back as the windows. leaky: apply the leaky ReLU to x, as was
-    already done for the tails  →  [tokens, taps · channels], zeros in padding.
+    """Join each token's input with those of the `taps` − 1 tokens before it. x: [tokens, channels], contiguous. tails:
+    None if rows have no past and leave no tails. tokens: tokens per program. rate: number of equal frames per token in
+    the tails, which reach as far back as the windows. leaky: apply the leaky ReLU to x, and not to the tails, which
+    have it already  →  [tokens, taps · channels], zeros in padding.
     """
     count, size = x.shape
     windows = x.new_empty(count, taps * size)

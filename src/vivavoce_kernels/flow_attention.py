@@ -62,8 +62,8 @@ def keep_in_pages(
     products: Tensor, keys: Tensor | None, tables: PackedTables, step: Tensor, site: int, rotation: Tensor | None = None
 ) -> None:
     """Rotate queries and keys, and store the new keys and values in pages. products, keys, step, site: as in `attend`.
-    rotation: [positions, head], cosines and sines of each position's angles. Only the first head is rotated: its
-    queries in place, and its keys while they are copied to the pages, or in place if there are no pages.
+    rotation: [positions, head], cosines, then sines of each position's angles; None: rotate nothing. Only the first
+    head is rotated: its queries in place; its keys while they are copied to the pages, or in place if `keys` is None.
     """
     inner, frames = products.shape[1] // 3, len(tables.row)
     sites, slabs = (1, 1) if keys is None else (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner))
@@ -161,11 +161,11 @@ def attend(
     num_heads: int,
     cut: AttentionTile,
 ) -> Tensor:
-    """Attention for both copies of classifier-free guidance. products: [2 · frames, 3 · inner], contiguous: queries,
-    keys and values of the packed frames. keys: the estimator's pages, [pages, steps, sites, 2, KEY_TILE, 2 · inner],
-    with the new keys already stored; None: the keys are read from `products`. step: [1] int32, the solver step
-    whose pages are read. site: index of this attention layer. A tile has at most `cut.queries` frames  →  [2 · frames,
-    inner], not written outside tiles.
+    """Attend, for both copies of classifier-free guidance. products: [2 · frames, 3 · inner], contiguous: queries, keys
+    and values of the packed frames. keys: the estimator's pages, [pages, steps, sites, 2, KEY_TILE, 2 · inner], with
+    the new keys already stored, or None to read the keys from `products`. step: [1] int32, the solver step; its part of
+    the pages is read. site: index of this attention layer. A tile of `tables` has at most `cut.queries` frames  →
+    [2 · frames, inner], not written outside tiles.
     """
     frames, inner = len(tables.ends), products.shape[1] // 3
     head = inner // num_heads

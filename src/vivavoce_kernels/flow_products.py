@@ -1,7 +1,7 @@
 """The flow's matrix products with the operations around them: linear layers, and causal convolutions of width 3.
 
-A linear layer sums in the same order for any number of rows, unlike the library, so a row's result does not depend on
-the other rows. For a convolution, the inputs before a row's first new frame are the tails that the row's last chunk
+Unlike torch's library, a linear layer here sums in one order for any number of rows, so a row's result does not depend
+on other rows. For a convolution, the inputs before a row's first new frame are the tails that the row's last chunk
 left, or zeros if the row has no past.
 """
 
@@ -33,7 +33,9 @@ class ConvTile:
 
 
 class ConvTails(NamedTuple):
-    """[2, rows, TAIL, all convolutions' channels]. before: inputs before each row's new frames; after: last inputs."""
+    """Both are [2, rows, TAIL, all convolutions' channels]. before: the inputs before each row's new frames; after:
+    receives each row's last inputs.
+    """
 
     before: Tensor
     after: Tensor
@@ -117,7 +119,7 @@ def causal_conv(
     time: tuple[Tensor, Tensor, int] | None = None,
     skip: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Convolution, then optionally LayerNorm (`norm`: weight and bias) with Mish, and additions. x: [2 · frames, in],
+    """Compute a convolution, LayerNorm with Mish if `norm` (weight and bias) is given, and sums. x: [2 · frames, in],
     contiguous. tails: None if rows have no past and leave no tails; else `tails.after` receives the rows' last inputs.
     time: the additive biases of all steps and levels [steps, levels, out], the step [1] int32, and the level. skip: an
     input [2 · frames, skipped], contiguous, and the weight [out, skipped] and bias [out] of a convolution of width 1
@@ -186,8 +188,8 @@ def product(
 ) -> Tensor:
     """Compute gelu(x · weightᵀ + bias). With `into`, add the result to `into` in place.
 
-    x: [rows, in]; weight: [out, in]; bias: [out]; into: [rows, out]; all contiguous. cut: the tile, or None to use the
-    library, whose GELU on CUDA is always the tanh form, which in 16 bits cannot be told from the exact form.
+    x: [rows, in]; weight: [out, in]; bias: [out]; into: [rows, out]; all contiguous. cut: the tile, or None to use
+    torch's library. Its GELU on CUDA always has the tanh form; 16 bits cannot show the difference from the exact form.
     """
     if cut is None:
         if into is not None:

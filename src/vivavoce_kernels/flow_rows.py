@@ -51,7 +51,7 @@ def _silu(x, count, VALUES: tl.constexpr):
 
 
 def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
-    """LayerNorm in float32  →  like x. x: [n, channels], float32 or 16 bit, contiguous; rows: rows per program."""
+    """Compute LayerNorm in float32  →  like x. x: [n, channels], float32 or 16 bit, contiguous; rows: per program."""
     out = torch.empty_like(x)
     count, size = x.shape
     launched(_norm, (triton.cdiv(count, rows),))(
@@ -62,8 +62,8 @@ def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
 
 
 class Modulations(NamedTuple):
-    """float32. norms: [steps, norms, 2, channels], factor and summand after each LayerNorm without weights; gates:
-    [steps, residuals, 2, channels], for stream += gate · x + summand; step: [1] int32, number of the current step.
+    """norms: [steps, norms, 2, channels] float32, the factor and summand that follow each LayerNorm without weights;
+    gates: [steps, residuals, 2, channels] float32, for stream += gate · x + summand; step: [1] int32, current step.
     """
 
     norms: Tensor
@@ -97,8 +97,8 @@ def _modulated(
 def modulated(
     x: Tensor, added: tuple[Tensor, int] | None, modulations: Modulations, norm: int, eps: float, rows: int
 ) -> Tensor:
-    """x += gate · added + summand in place, then LayerNorm number `norm` of x. added: a tensor and its gate's number. x
-    and this tensor are [rows, channels], float32 or 16 bit, contiguous. rows: per program  →  like x.
+    """Do x += gate · added + summand in place, then LayerNorm number `norm` of x. added: a tensor and its gate's
+    number; x and this tensor are [n, channels], float32 or 16 bit, contiguous. rows: rows per program  →  like x.
     """
     out, (count, size) = torch.empty_like(x), x.shape
     more, gate = added or (x, 0)
@@ -112,7 +112,7 @@ def modulated(
 
 
 def silu_(x: Tensor) -> Tensor:
-    """x · sigmoid(x) in place; x: contiguous, with fewer than 2³¹ values  →  x."""
+    """Compute x · sigmoid(x) in place; x: contiguous, with fewer than 2³¹ values  →  x."""
     count = x.numel()
     launched(_silu, (triton.cdiv(count, _VALUES),))(x, count, _VALUES, num_warps=4)
     return x
@@ -140,8 +140,8 @@ def _advance(
 
 
 def advance(x: Tensor, velocity: Tensor, features: Tensor, spans: Tensor, step: Tensor, guidance: float) -> None:
-    """Write x + reach · v to `features`, then x += move · v; v = (1 + guidance) · v(conditions) − guidance ·
-    v(nothing).
+    """Write x + reach · v to both halves of `features`, then do x += move · v in place. The guided velocity v is
+    (1 + guidance) · (velocity with conditions) − guidance · (velocity without).
 
     x: [frames, bins] float32; velocity: [2 · frames, bins], first with conditions, then without; features: [2 · frames,
     in], of which the first `bins` columns are written; spans: [evaluations, 2] float32, `reach` and `move`; step: [1 or

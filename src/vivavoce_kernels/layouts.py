@@ -18,10 +18,10 @@ class NoiseStream(IntEnum):
 
 
 KEY_TILE = 64
-"""Number of keys in a tile of the flow's attention kernels, counted from the row's start; also positions per page."""
+"""Keys per tile of the flow's attention kernels, whose tiles are counted from the row's start; positions per page."""
 SHORT_FRAMES, SHORT_ROWS = 32, 7
 """The kernel of `short_rows` takes at most this many new frames per row, and this many rows per batch: a row needs two
-clusters, and an H200 holds fourteen clusters at once, not sixteen."""
+clusters, and an H200 can run fourteen clusters at once, not sixteen."""
 
 RowPlaces = tuple[Tensor, Tensor, Tensor]
 """Places of packed positions, int32: each position's row [positions], its index among the row's new positions (negative
@@ -59,13 +59,13 @@ class Field(IntEnum):
     COUNT = 2  # number of ids sampled in the slot so far
     RUN_COUNT = 3  # number of ids sampled in the current run
     LAST = 4  # the id that the next decode step reads
-    FORCED_AT = 5
+    FORCED_AT = 5  # when the run has this number of ids, its next id is `FORCED`, whatever the scores are
     FORCED = 6
-    MIN_TOKENS = 7
+    MIN_TOKENS = 7  # number of ids that the run must have before the slot's `early` ids may be sampled
     SEED = 8
     TOP_K = 9
-    WINDOW = 10
-    MAX_REPEATS = 11
+    WINDOW = 10  # number of latest ids in which repetitions are counted
+    MAX_REPEATS = 11  # an id with this many repetitions is replaced by one that is sampled from all other ids
     TOP_P = 12  # the bits of a float64, stored as int64
     ADAPTER = 13  # 1 + the index of the run's adapter, or 0 without an adapter
 
@@ -80,7 +80,7 @@ class PackedRow(NamedTuple):
     frames: int
     known: int = 0  # number of first frames whose source signal was computed before
     origin: int = 0  # the frame at which the cumulative sum of phases starts
-    carried: int = 0  # 1: phases continue the phase of the piece before; 0: they start at zero
+    carried: int = 0  # 1: phases continue from the end of the previous piece; 0: they start at zero
     seed: int = 0  # seed of the source's noise
     counter: int = 0  # position of the first frame in the whole stream; the noise generator counts from it
     kept_phase: int = 0  # the frame at whose end the phase is saved for the next piece
@@ -93,7 +93,7 @@ class PackedRow(NamedTuple):
     held: int = 0  # the first frame that is held back for the next piece's crossfade
     fade: int = 0  # length of the crossfade in frames
     rule: int = 0  # index of the crossfade's pair of windows
-    faded: int = 0  # 1: crossfade from the frames that the piece before held back
+    faded: int = 0  # 1: crossfade from the frames that the previous piece held back
     first: int = 0  # the first frame that is output
     end: int = 0  # the frame after the last one that is output
     out: int = 0  # index of the row's first output frame among all output frames

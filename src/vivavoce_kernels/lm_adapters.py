@@ -28,7 +28,7 @@ _LONG, _SPLITS = 2048, 4
 _ROW_INPUTS, _ROW_VALUES = 1024, 6 << 20
 """A program computes A·x for one row and up to `_ROW_INPUTS` inputs if all rows together read at most `_ROW_VALUES` of
 A; otherwise it computes a tile of rows, which read A only once."""
-_JOINED = 256  # B is loaded at once if all places need at most this number of bytes for an output
+_JOINED = 256  # a kernel loads B of all places at once if this takes at most this number of bytes per output
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RowAdapters:
 @dataclass(frozen=True)
 class LowRankRows:
     """sums: A·x, [splits, rows, parts · rank] float32, undefined for rows without an adapter. up: [outputs, rank], the
-    matrix B at the first place. ends: where each of the product's up to three parts ends, in outputs.
+    matrix B at the first place. ends: the output at which each part of the product ends; at most three parts.
     """
 
     sums: Tensor
@@ -60,7 +60,9 @@ class LowRankRows:
         return self.sums, self.up, self.rows.places, self.rows.places.stride(0), self.rows.stride
 
     def sizes(self) -> dict[str, int]:
-        """ranks: rank, rounded up to a power of two; owners: same for the number of places, or 0 for `add_low_rank`."""
+        """Compile-time arguments of these kernels. ranks: the rank, rounded up to a power of two; owners: the number of
+        places, rounded up likewise, or 0 if kernels must use `add_low_rank`.
+        """
         (splits, _, width), rank, size = self.sums.shape, self.up.shape[1], self.up.element_size()
         ranks, owners = triton.next_power_of_2(rank), triton.next_power_of_2(self.rows.count)
         sizes = {"rank": rank, "width": width, "tile": self.rows.tile, "low_splits": splits, "ranks": ranks}
@@ -119,7 +121,7 @@ def _shrink_row_kernel(
 
 @triton.jit
 def _used(place):
-    """Return the first place of these rows, and the end of their places."""
+    """Return the first place that these rows use, and the place after their last one."""
     last = tl.max(place, 0)
     return tl.maximum(tl.min(tl.where(place > 0, place, last), 0) - 1, 0), last
 
@@ -157,7 +159,7 @@ def add_low_rank(
     total, low, up, place, m, n, inside_n, part, rows, stride,
     rank: tl.constexpr, width: tl.constexpr, splits: tl.constexpr,
 ):  # fmt: skip
-    """`add_joined` for many ranks: B and A·x are loaded in steps. part: index of the part of these outputs."""
+    """Do the same as `add_joined`, but load B and A·x in steps, for many ranks. part: the part of these outputs."""
     first, last = _used(place)
     # No pipelining: the loop has few steps, and the product's own loop already fills the shared memory.
     for begin in tl.range(first * rank // _RANKS * _RANKS, last * rank, _RANKS, num_stages=1):
@@ -236,8 +238,8 @@ def add_norm_shrink(
     stream: Tensor, added: Tensor, weight: Tensor, eps: float, down: Tensor, up: Tensor, ends: tuple[int, ...],
     rows: RowAdapters, *, dependent: bool,
 ) -> tuple[Tensor, Tensor, LowRankRows]:  # fmt: skip
-    """`add_norm`, then `shrink`, in one kernel if a program computes a single row  →  the new residual stream, the
-    normalised rows, and their A·x. `stream` may be overwritten.
+    """Run `add_norm`, then `shrink`; both in one kernel if a program of `shrink` computes a single row  →  the new
+    residual stream, the normalised rows, and their A·x. `stream` may be overwritten.
     """
     count, size = stream.shape
     if not _row_by_row(count, down):

@@ -174,7 +174,7 @@ def decode_attention(
     """Rotate and store the new keys, and compute the attention of the first n slots in one layer  →  [n, heads ·
     head_dim] in qkv's dtype. qkv: [n, (heads + 2 · kv_heads) · head_dim], not yet rotated. memory: the layer's keys and
     values, [2, slots, kv_heads, capacity, head_dim], where head_dim is a power of 2. positions: [n] int64, the new
-    key's position. running: [n] int64 with the same stride; for 0 nothing is read or stored, and the output is 0.
+    key's position. running: [n] int64 with this stride; if a slot's value is 0, only zeros are output for the slot.
     rotations: indexed by position. split_k: changes only rounding. dependent: see `lm_rows.dependent_launches`.
     """
     partial = partial_attention(qkv, memory, positions, running, rotations, heads, split_k, dependent=dependent)
@@ -291,8 +291,8 @@ def prefill_attention(
     qkv: Tensor, memory: Tensor, slots: Tensor, positions: Tensor, rotations: Rotations, heads: int, *, dependent: bool
 ) -> Tensor:
     """`decode_attention` for the packed rows of a prefill. qkv: a multiple of `ROW_TILE` rows. slots: [rows] int64,
-    where each row is stored; all rows of a tile attend to the slot of its first row. positions: [rows] int64; padding
-    has 0, a position that every slot has  →  [rows, heads · head_dim] in qkv's dtype.
+    where each row is stored; all rows of a tile attend to the slot of the tile's first row. positions: [rows] int64; 0
+    for padding, because every slot has this position  →  [rows, heads · head_dim] in qkv's dtype.
     """
     rows = len(qkv)
     _, _, kv_heads, capacity, head_dim = memory.shape

@@ -2,7 +2,7 @@
 
 The weights are the left operand, so a small batch pads columns of a tile and not rows. Several programs may divide the
 inner dimension: each writes its sums to its own float32 plane, and the next normalisation adds the planes in a fixed
-order, whichever program ends first. For many rows a library is faster; `TILES` decides for each product.
+order, whichever program ends first. For many rows torch's library is faster; `TILES` decides for each product.
 
 A single row uses other kernels, without tensor cores, that include the operations around the product: norms, the
 residual sum, SwiGLU, and the merge of a partial attention. A layer then has only five kernels, which saves time.
@@ -28,7 +28,9 @@ from vivavoce_kernels.lm_rows import launch_options, swiglu, wait_for_inputs
 
 @dataclass(frozen=True)
 class Tile:
-    """outputs, inputs: of a program's step; splits: parts of the inner dimension; warps, stages: compiler options."""
+    """outputs, inputs: size of the weights' tile in a step; splits: programs that divide the inputs; warps, stages:
+    compiler options.
+    """
 
     outputs: int
     inputs: int
@@ -46,9 +48,9 @@ class Shape:
     gated: bool = False
 
 
-Tiles = Mapping[Shape, Mapping[int, Tile]]  # tiles by sizes and row class; products without an entry use the library
+Tiles = Mapping[Shape, Mapping[int, Tile]]  # tile by shape and row class; a product without a tile uses the library
 
-ROW_CLASSES = (16, 32, 64, 128)  # row counts of a tile; larger batches need several programs
+ROW_CLASSES = (16, 32, 64, 128)  # possible numbers of rows of a tile; several programs divide a larger batch
 
 _HIDDEN, _INNER, _QKV = 896, 4864, 1152
 _IDS = (6564, 6761)  # outputs of the speech heads of CosyVoice2 and CosyVoice3
@@ -68,7 +70,7 @@ TILES: Tiles = {
 """Tiles for the sizes of CosyVoice2, measured on one H200 in bfloat16. CosyVoice3 differs only in its head."""
 
 ADAPTED_TILES: Tiles = {Shape(_QKV, _HIDDEN): {64: Tile(16, 128, 1, 4, 5)}}
-"""For sizes that are not in the table of tiles. With adapters, the library needs one more kernel."""
+"""Tiles for rows with adapters if `TILES` has none: to add adapters, the library would need one more kernel."""
 
 
 def row_class(rows: int) -> int:

@@ -12,7 +12,7 @@ from vivavoce_kernels.common import launched
 
 
 def dependent_launches(device: torch.device) -> bool:
-    """Whether the device supports programmatic dependent launches (compute capability 9.0 or higher)."""
+    """Return whether the device supports programmatic dependent launches (compute capability 9.0 or higher)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -59,7 +59,7 @@ LEAST = tl.constexpr(16)  # smallest dimension of a tensor core's product
 def rows_of_a(down, place, k, inside, stride, inputs: tl.constexpr, dependent: tl.constexpr):
     """Load this program's rows of the matrix A of `lm_adapters`  →  their numbers j [16], weights [16, inputs k].
 
-    The kernel then only waits for its input, so the following kernel may start and load B.
+    This first allows the following kernel to start, so that it loads B while this kernel still waits for its input.
     """
     if dependent:
         gdc_launch_dependents()

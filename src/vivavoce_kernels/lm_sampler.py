@@ -1,7 +1,7 @@
 """Repetition-aware sampling, and the update of the slots' state, in one kernel.
 
 The rules and the state are those of the code without kernels (`models/randomness.py`, `engine/lm_stage/slots.py`). A
-program holds a slot's scores in registers and removes the best one until the nucleus is complete, in few rounds.
+program holds a slot's scores in registers. In each round it takes the best score, until the nucleus is complete.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _masked_scores(scores, i, numbers, forbidden, early, ids: tl.constexpr, cont
 def _drawn_from_all(
     scores, numbers, forbidden, early, but, peak, mark, ids: tl.constexpr, controls: tl.constexpr, all_ids: tl.constexpr
 ):  # fmt: skip
-    """Sample from all ids except `but`. mark: a uniform random number. Sums are float64, so that the order in which
-    thousands of weights are added cannot change the sampled id.
+    """Sample from all ids except `but`. mark: a uniform random number in (0, 1). Sums are float64, so that the order in
+    which thousands of weights are added cannot change the sampled id.
     """
     total = tl.full([], 0.0, tl.float64)
     drawn, last = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
@@ -146,9 +146,9 @@ def advance_slots(
     """Sample an id for each running slot in `places`, and update the slots' state in place. scores: [n, ids], logits or
     log-probabilities of any float dtype. places: [n] int64, the slot of each row; a running slot occurs at most once.
     numbers: [slots, fields] int64 (`Field`); top_k of a running slot is at most `MOST_CANDIDATES`. top_p: [slots]
-    float32. forbidden, early: [slots, control ids] bool, the ids that are never sampled, and those that are not sampled
-    before the run has `Field.MIN_TOKENS` ids; control ids are the last ids. history: [slots, window] int64, newest id
-    last. result: [n] int64, receives the sampled id or `IDLE`.
+    float32. forbidden: [slots, control ids] bool, True for ids that are never sampled; control ids are the last ids.
+    early: like `forbidden`, but only until the run has `Field.MIN_TOKENS` ids. history: [slots, window] int64, newest
+    id last. result: [n] int64, receives the sampled id or `IDLE`.
     """
     count, ids = scores.shape
     window = history.shape[1]

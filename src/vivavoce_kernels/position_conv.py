@@ -1,6 +1,6 @@
 """Causal grouped convolutions over packed rows, with many taps and few channels per group.
 
-The inputs before a row's first new frame are the tails that the row's last chunk left, or zeros without a past.
+The inputs before a row's first new frame are the tails that the row's last chunk left, or zeros if it has no past.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def position_conv(
     cut: ConvTile,
     skip: Tensor | None = None,
 ) -> Tensor:
-    """Mish of a causal grouped convolution, plus `skip`. x, skip: [2 · frames, channels], contiguous. first: [rows]
-    int32, packed index of each row's first new frame. tails: as in `causal_conv`, but of taps − 1 frames. conv: from
-    `grouped_weights`. cut: its number of input channels is ignored  →  like x.
+    """Compute Mish of a causal grouped convolution, plus `skip`. x, skip: [2 · frames, channels], contiguous. first:
+    [rows] int32, packed index of each row's first new frame. tails: as in `causal_conv`, but of taps − 1 frames. conv:
+    from `grouped_weights`. cut: `cut.channels` has no effect  →  like x.
     """
     (blocks, taps, block, _), (row, local, length) = conv.weight.shape, places
     out, frames, size = torch.empty_like(x), len(row), x.shape[1]

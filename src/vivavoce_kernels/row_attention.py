@@ -16,7 +16,7 @@ from vivavoce_kernels.flow_attention import AttentionTile, attend
 from vivavoce_kernels.layouts import KEY_TILE, PackedTables
 
 HEAD, QUERIES = 64, 64
-"""Channels of a head, and most frames of a tile."""
+"""Channels of a head, and largest number of frames of a tile."""
 SOURCE = Source("row_attention", 128, 5 * 2 * KEY_TILE * HEAD + 16)
 
 
@@ -24,11 +24,11 @@ class Attention(Protocol):
     def __call__(
         self, products: Tensor, keys: Tensor | None, tables: PackedTables, step: Tensor, site: int, cut: AttentionTile
     ) -> Tensor:
-        """The parameters and the result are those of `flow_attention.attend`."""
+        """Attend; the parameters and the result are those of `flow_attention.attend`."""
 
 
 def attention_for(weight: Tensor, num_heads: int, head: int) -> Attention:
-    """Choose the kernel. weight: any weight of the network, for the device and dtype; head: channels of a head."""
+    """Choose the kernel for the device and dtype of `weight`, any weight of the network. head: channels of a head."""
     if head == HEAD and takes_kernels(weight):
 
         def without_tiles(run: Run) -> Tensor:

@@ -1,8 +1,8 @@
 """A U-Net's levels for rows of few new frames: one launch for many layers, a cluster of programs for each row.
 
 A short row is a listener's first chunk. Its layers are so small that ordinary kernels spend their time waiting for one
-another; here the programs of a cluster exchange what they computed through their shared memories, while the weights of
-the next layers are on their way.
+another. Here the programs of a cluster exchange their results through shared memory, while the weights of the next
+layers are being copied.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Linear(NamedTuple):
 
     @classmethod
     def behind(cls, norm: nn.LayerNorm, weight: Tensor, bias: Tensor | None) -> Linear:
-        """A layer that includes the weight and bias of a norm before it, for inputs normalised without them."""
+        """Make a layer that includes the weight and bias of the norm before it, for inputs normalised without them."""
         wide, given = weight.float(), 0 if bias is None else bias.float()
         return cls((wide * norm.weight.float()).to(weight.dtype), wide @ norm.bias.float() + given)
 
 
 class Block(NamedTuple):
-    """queries_and_keys: also gives values; mixed: attention's output layer; expand, contract: feed-forward layers."""
+    """queries_and_keys: gives values, too; mixed: attention's output layer; expand, contract: feed-forward layers."""
 
     queries_and_keys: Linear
     mixed: Linear
@@ -66,8 +66,8 @@ class Level(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """times: the additive biases of all evaluations and levels [evaluations, levels, 256]; step: [2] int32, the number
-    of the evaluation in `times`, and its number in its own schedule, which selects the part of the pages.
+    """times: the additive biases of all evaluations and levels [evaluations, levels, 256]; step: [2] int32, the
+    evaluation's index in `times`, and its index in its own schedule, by which its part of the pages is found.
     """
 
     times: Tensor
@@ -77,8 +77,8 @@ class Evaluation(NamedTuple):
 class ShortLevels:
     """Levels of a U-Net with 256 channels and eight heads; either all levels have a resnet block, or none has.
 
-    blocks: layers after a norm include the norm's weight and bias (`Linear.behind`). first: the first level's number;
-    every level of the network has the same number of blocks.
+    levels: in their blocks, layers after a norm include the norm's weight and bias (`Linear.behind`). first: index of
+    the first of them in the network; every level of the network has the same number of blocks.
     """
 
     SIZES = (256, 8, HEAD)
@@ -90,7 +90,7 @@ class ShortLevels:
         self._weights, self._biases = torch.cat(weights), _by_block(biases, len(blocks))
         self._first_tail, self._level_params, self._entry = 0, self._biases, self._biases
         if (resnet := resnets[0]) is None:
-            # The stream contains the output biases of all blocks from the beginning; this removes them.
+            # The input already includes all blocks' output biases. Subtract them, because each block adds its biases.
             self._entry = -torch.stack([b.float() for one in blocks for b in (one.mixed.bias, one.contract.bias)]).sum(
                 0
             )
@@ -118,21 +118,21 @@ class ShortLevels:
 
 
 def _in_fragments(weight: Tensor) -> Tensor:
-    """The weight in the order in which a warp's threads read it: [tiles of 8 outputs, steps of 32 inputs, 256]."""
+    """Put a weight in the order in which a warp's threads read it: [tiles of 8 outputs, steps of 32 inputs, 256]."""
     out, size = weight.shape
     return weight.reshape(out // 8, 8, size // 32, 4, 4, 2).permute(0, 2, 1, 4, 3, 5).flatten(2)
 
 
 def _shared(weight: Tensor) -> Tensor:
-    """The weight for products whose inputs are divided among warps or programs: [groups of 32 outputs, steps, 4 tiles,
-    256]. A thread has two columns of each tile, which are neighbours in the result.
+    """Order a weight for products whose inputs are divided among warps or programs: [groups of 32 outputs, steps, 4
+    tiles, 256]. A thread has two columns of each tile; the columns of all four tiles are neighbours in the result.
     """
     weight = weight.reshape(-1, 4, 4, 2, weight.shape[1]).transpose(1, 2).flatten(0, 3)
     return _in_fragments(weight).unflatten(0, (-1, 4)).transpose(1, 2)
 
 
 def _of_program(levels: Sequence[Level], program: int) -> tuple[Tensor, Tensor]:
-    """One program's weights, as units of `unet_levels.cu` in the order of their use, and its biases of all blocks."""
+    """Return one program's weights, as units of `unet_levels.cu` in the order of use, and its biases of all blocks."""
     weights, biases = [], []
     head, hidden, own = (_span(program, size) for size in (HEAD, HIDDEN, 256 // PROGRAMS))
     for level in levels:
@@ -158,7 +158,7 @@ def _by_block(biases: Sequence[Tensor], blocks: int) -> Tensor:
 
 
 def _resnet_params(resnet: Resnet) -> Tensor:
-    """All programs' biases and norms of a resnet block, [programs · parameters] float32."""
+    """Return all programs' biases and norms of a resnet block, [programs · parameters] float32."""
     own = [(*(conv.bias for conv in resnet.convs), resnet.shortcut.bias)]
     shares = (
         torch.stack([bias.float() for biases in own for bias in biases]).unflatten(1, (PROGRAMS, -1)).transpose(0, 1)

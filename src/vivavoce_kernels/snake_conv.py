@@ -18,7 +18,7 @@ from triton.language.extra import libdevice
 import triton
 from vivavoce_kernels.common import launched
 
-PRECISION = "ieee"  # no TF32: pitches are summed to phases, so an error of a thousandth is audible
+PRECISION = "ieee"  # TF32 is not used: pitches are summed to phases, so an error of a thousandth is audible
 
 
 class Activation(IntEnum):
@@ -62,8 +62,8 @@ class Convolution:
 
 @dataclass(frozen=True, eq=False)
 class Activated:
-    """alpha: [count, columns] float32, for SNAKE, with one row for each of `count` outputs; inverse: 1 / α; slope: for
-    LEAKY.
+    """How to activate a sum. count: number of activated outputs; alpha: [count, columns] float32, α of each output for
+    SNAKE; inverse: 1 / α; slope: for LEAKY, the factor of negative values.
     """
 
     kind: Activation
@@ -97,7 +97,7 @@ def _finish(
         kept = inside[:, None] | (reached[:, None] & (n < OUT // FAN)[None, :])
     here = m[:, None] * OUT + n[None, :]
     total = accumulator + tl.load(bias + n, mask=column, other=0.0)[None, :]
-    # Where the output is cleared, the summands are not loaded, because they may hold NaN there.
+    # Do not load summands where the output is cleared, because they may hold NaN there.
     if ADDS > 0:
         total += tl.load(added + here, mask=stored & kept, other=0.0).to(tl.float32)
     if ADDS > 1:
@@ -189,8 +189,8 @@ def convolve(
     raw: torch.dtype | None = None,
     activated: Activated | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(convolution + bias + added) · scale, with zeros outside the rows. x: [positions in, channels in], converted to
-    the weights' dtype. tags: [frames] int32: 0 padding, 1 inside a row, 2 the frame after a row, 3 a row's first frame.
+    """Compute (convolution + bias + added) · scale, with zeros outside rows. x: [positions in, channels in], converted
+    to the weights' dtype. tags: [frames] int32: 0 padding, 1 in a row, 2 the frame after a row, 3 a row's first frame.
     added: up to two tensors [positions · fan, columns / fan]  →  the sum [positions · fan, columns / fan] in the dtype
     `raw`, and the activated sum, [count, positions · fan, columns / fan] in the weights' dtype, as the input of the
     next convolution. A result that is not requested is empty.
@@ -217,7 +217,7 @@ def convolve(
 
 
 _MULTIPROCESSORS = 132
-_ENOUGH = 0.75  # with fewer programs per multiprocessor than this, smaller tiles are faster
+_ENOUGH = 0.75  # with fewer programs per multiprocessor, smaller tiles are faster
 _CUTS = ((128, 128, 8, 3), (64, 128, 4, 4), (128, 64, 4, 3), (64, 64, 4, 4))
 """Rows, columns, warps and stages of 16-bit tiles, measured on one H200; the first with enough programs is used."""
 
@@ -243,5 +243,5 @@ def tile_for(conv: Convolution, frames: int, device: torch.device) -> SnakeTile:
 
 
 def _depth(channels: int, most: int) -> int:
-    """The largest of 128, 64 and 32 that is ≤ `most` and divides the channels, else 16."""
+    """Return the largest of 128, 64 and 32 that is ≤ `most` and divides the channels, else 16."""
     return next((depth for depth in (128, 64, 32) if depth <= most and channels % depth == 0), 16)

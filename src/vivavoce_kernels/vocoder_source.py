@@ -1,8 +1,8 @@
 """The harmonic source of packed rows, and the short-time Fourier transforms around the generator, in float32.
 
-Two kernels compute `HarmonicSource` with the same rounding. Phases are sums of hundreds of thousands of radians, so a
-different order of float32 operations is audible: the kernels keep the order, without fused multiply-add. The noise is
-as in `models.randomness`; the transforms are `stft` and `istft` of `models.vocoder.hift`.
+Two kernels compute the signal of torch's `HarmonicSource` and round like it. Phases are sums of hundreds of thousands
+of radians, so another order of float32 operations would be audible: the kernels keep torch's order, without fused
+multiply-add. The noise is as in `models.randomness`; the transforms are `stft` and `istft` of `models.vocoder.hift`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 class SourceShape(NamedTuple):
-    """harmonics: their number, with the fundamental; samples: per frame; stepped: the source is a `SteppedSource`."""
+    """harmonics: their number, with the fundamental; samples: per frame; stepped: whether it is a `SteppedSource`."""
 
     harmonics: int
     samples: int
@@ -133,7 +133,7 @@ def _excite(
 
 
 def lanes(harmonics: int) -> int:
-    """Number of columns per frame in the tables of phases: the harmonics, rounded up to a power of two."""
+    """Return the columns per frame in the tables of phases: the number of harmonics, rounded up to a power of two."""
     return triton.next_power_of_2(harmonics)
 
 
@@ -154,9 +154,9 @@ def make_source(
     """Write the source signal. pitch: [frames, any] float32, signed pitch in the first column. tags, row_of: [frames]
     int32, as in `snake_conv.convolve`, and the row of each frame. rows: [rows, ROW_WIDTH] int64, see
     `layouts.PackedRow`. carried: [rows, lanes] float32, phases, in cycles, of continued rows. merge: [lanes] float32,
-    weights of the layer that merges the harmonics, then zeros; bias, norm: of this layer. source: [frames · samples]
-    float32, written in place except for known frames; zero outside the rows  →  [rows, lanes] float32: the phase at
-    each row's `kept_phase`, in cycles; undefined for rows without frames.
+    weights of the layer that merges the harmonics, then zeros; norm: their Euclidean norm; bias: the layer's bias.
+    source: [frames · samples] float32, written in place except for known frames; zero outside the rows  →  [rows,
+    lanes] float32: the phase at each row's `kept_phase`, in cycles; undefined for rows without frames.
     """
     frames, width = len(tags), lanes(shape.harmonics)
     cycles, ends = pitch.new_empty(frames, width), torch.zeros_like(carried)
@@ -177,17 +177,17 @@ def make_source(
 
 
 def spectrum_lanes(n_fft: int) -> int:
-    """Number of columns for one half of a spectrum (real or imaginary parts, magnitudes or phases)."""
+    """Return the number of columns for one half of a spectrum (real or imaginary parts, magnitudes or phases)."""
     return triton.next_power_of_2(n_fft // 2 + 1)
 
 
 def forward_table(n_fft: int) -> Tensor:
-    """[n_fft, 2 · spectrum_lanes] float32: maps samples to real, then imaginary parts; includes the Hann window."""
+    """Return [n_fft, 2 · spectrum_lanes] float32, which maps samples to real, then imaginary parts, with the window."""
     return _table(n_fft, torch.ones(n_fft // 2 + 1))
 
 
 def inverse_table(n_fft: int) -> Tensor:
-    """[n_fft, 2 · spectrum_lanes] float32: maps real and imaginary parts to windowed samples."""
+    """Return [n_fft, 2 · spectrum_lanes] float32, which maps real, then imaginary parts to windowed samples."""
     half = n_fft // 2
     share = torch.full((half + 1,), 2.0 / n_fft, dtype=torch.float64)
     share[0] = share[half] = 1.0 / n_fft
@@ -274,7 +274,7 @@ def _wave(
 def spectrum(
     source: Tensor, tags: Tensor, row_of: Tensor, rows: Tensor, table: Tensor, rate: int, hop: int, dtype: torch.dtype
 ) -> Tensor:
-    """Short-time Fourier transform of the packed source; each row is padded by reflection at its own ends.
+    """Compute the short-time Fourier transform of the packed source. Each row is padded by reflection at its own ends.
 
     source: [frames · rate · hop] float32; tags, row_of, rows: as in `make_source`; table: from `forward_table`; rate:
     spectra per frame  →  [frames · rate, 2 · spectrum_lanes], zero outside the rows. A row's last spectrum is in the
@@ -293,8 +293,8 @@ def spectrum(
 def wave(
     polar: Tensor, tags: Tensor, table: Tensor, envelope: Tensor, rate: int, hop: int, limit: float, largest: float
 ) -> Tensor:
-    """Overlap-add of each row's spectra. polar: [frames · rate, 2 · spectrum_lanes] float32, log magnitudes, then
-    values whose sine is the phase. table: `inverse_table`. envelope: [n_fft] float32, the squared window. limit:
+    """Compute each row's samples by overlap-add. polar: [frames · rate, 2 · spectrum_lanes] float32, log magnitudes,
+    then values whose sine is the phase. table: `inverse_table`. envelope: [n_fft] float32, the squared window. limit:
     largest absolute sample. largest: largest magnitude  →  [frames · rate · hop] float32, zero outside the rows.
     """
     positions = len(tags) * rate
@@ -308,5 +308,5 @@ def wave(
 
 
 def _block(x: Tensor) -> int:
-    """Positions per program. In Triton's interpreter the time depends on the number of programs, not on their size."""
+    """Return the positions per program. The interpreter's time depends on the number of programs, not on their size."""
     return 128 if x.is_cuda else 4096

@@ -31,8 +31,8 @@ from vivavoce_kernels.vocoder_source import (
 
 
 class Pool(NamedTuple):
-    """All float32. mel: [rows, frames, bins]; source: [rows, frames, samples per frame]; held: the samples held back,
-    in the form of `source`; phase: [rows, lanes].
+    """The streams' tails, all float32. mel: [rows, frames, bins]; source: [rows, frames, samples per frame]; held:
+    like `source`, the samples that are held back for the next crossfade; phase: [rows, lanes], in cycles.
     """
 
     mel: Tensor
@@ -148,10 +148,10 @@ def lay_out(
     pool: Pool,
     out: Tensor,
 ) -> None:
-    """Crossfade each row with the samples held back before, output its frames, and store its new tails. wave, source:
-    [frames · samples] float32. mel: [frames, bins] float32. phases: [rows, lanes] float32. windows: [rules, 2, held
-    frames · samples] float32, rising and falling. pool: written at the rows' `after`; no other row may read or write
-    there. out: [output frames · samples] float32, written.
+    """Crossfade each row with the samples that its previous piece held back, output its frames, and store its new
+    tails. wave, source: [frames · samples] float32. mel: [frames, bins] float32. phases: [rows, lanes] float32, from
+    `make_source`. windows: [rules, 2, held frames · samples] float32, rising, then falling. pool: written at each row's
+    `after`, where no other row may read or write. out: [output frames · samples] float32, written.
     """
     launched(_lay_out, (len(tags),))(
         wave, mel, source, phases, tags, row_of, rows, windows, *pool, out,

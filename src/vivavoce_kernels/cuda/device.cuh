@@ -1,4 +1,4 @@
-// Wrappers of single instructions; no other file contains PTX. Compiled at run time, without any header.
+// Wrappers of single instructions; no other file contains PTX. The code is compiled at run time, without any header.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -31,7 +31,7 @@ DEVICE void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 16 rows of 16 values as the left factor of a product; address: of the tile's first value.
+// Loads 16 rows of 16 values as the left factor of `multiply`. address: of the first value; width: values from row to row.
 DEVICE void load_rows(u32 (&a)[4], u32 address, int width, int lane) {
     u32 at = address + ((lane & 15) * width + (lane >> 4) * 8) * 2;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -62,7 +62,7 @@ DEVICE u32 address_in(u32 address, int program) {
     return there;
 }
 
-// Sends values to any program's memory; its barrier, at the given address there, counts the bytes as they come.
+// Sends values to the memory of any program of the cluster. That program's barrier counts the bytes as they arrive.
 DEVICE void send(u32 address, uint4 v, u32 barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
                  "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
@@ -95,20 +95,20 @@ DEVICE void fetch_more(u32 target, const void* source, int bytes, u32 barrier) {
                  : "memory");
 }
 
-// Copies bytes to this program's memory in the background; the barrier's phase ends when they are there.
+// Copies bytes to this program's memory in the background. The barrier's phase ends when all bytes have arrived.
 DEVICE void fetch(u32 target, const void* source, int bytes, u32 barrier) {
     expect(barrier, bytes);
     fetch_more(target, source, bytes, barrier);
 }
 
-// Waits until the barrier's phase with this parity has ended; what was copied is then visible.
+// Waits until the barrier's phase with this parity has ended. The copied values are then visible.
 DEVICE void wait_for_copies(u32 barrier, int parity) {
     asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN;\n}" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
 }
 
-// The same; what other programs of the cluster sent is then visible, too.
+// Does the same as `wait_for_copies`. Values that other programs of the cluster sent are then visible, too.
 DEVICE void wait_for(u32 barrier, int parity) {
     asm volatile(
         "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@done bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(barrier),
@@ -126,7 +126,7 @@ DEVICE float exp2_of(float x) {
 
 DEVICE float other_lane(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 
-// Adds to a number in this program's memory  →  what it was.
+// Adds to a number in this program's memory  →  the number before.
 DEVICE u32 add_shared(u32 address, u32 more) {
     u32 before;
     asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(more) : "memory");
@@ -135,12 +135,12 @@ DEVICE u32 add_shared(u32 address, u32 more) {
 
 DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 
-// Makes what this thread stored visible to the tensor cores, behind a barrier of all threads.
+// Makes the values that this thread stored visible to the tensor cores, after the next barrier of all threads.
 DEVICE void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-struct __align__(64) TensorMap { u64 words[16]; };  // of a matrix, whose tiles can be fetched
+struct __align__(64) TensorMap { u64 words[16]; };  // describes a matrix to `fetch_tile`
 
-// Copies a tile of the matrix; the barrier counts the bytes as they come.
+// Copies a tile of the matrix. The barrier counts the bytes as they arrive.
 DEVICE void fetch_tile(u32 target, const TensorMap& matrix, int column, int line, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
                      target),
@@ -150,26 +150,26 @@ DEVICE void fetch_tile(u32 target, const TensorMap& matrix, int column, int line
 
 // Products of a group of four warps, with tiles of 64 lines of 64 values. A line's eight units of 16 bytes are permuted:
 // unit u of line n has place u ^ (n % 8). The tile's address is a multiple of 1024. Between `begin_products` and the end of
-// `wait_for_products` nothing else may touch the factors and sums; lanes have them as in `multiply`, warp by warp.
+// `wait_for_products` no other code may touch the factors and sums. Warp w has rows 16 w to 16 w + 15, as in `multiply`.
 
 constexpr int LINE = 128;
 
 DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most so many groups of products are unfinished.
+// Waits until at most `unfinished` groups of products still run.
 template <int unfinished> DEVICE void wait_for_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(unfinished) : "memory");
 }
 
-// Behind `wait_for_products`: the compiler must not use what it knew of the sums before.
+// Call it after `wait_for_products`: it keeps the compiler from using earlier values of the sums.
 DEVICE void settle(float (&sum)[32]) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
-// A tile is named by its address in units of 16 bytes. Its description adds the distance of its groups of eight lines, and
-// that units are permuted.
+// `left` and `right` are addresses of tiles, in units of 16 bytes. The constant 0x40000040 beside an address tells the
+// hardware the distance of groups of eight lines (64 · 16 bytes), and that units are permuted.
 
 #define SUMS(sum) \
     "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7]), \
@@ -177,7 +177,7 @@ DEVICE void settle(float (&sum)[32]) {
     "+f"(sum[16]), "+f"(sum[17]), "+f"(sum[18]), "+f"(sum[19]), "+f"(sum[20]), "+f"(sum[21]), "+f"(sum[22]), "+f"(sum[23]), \
     "+f"(sum[24]), "+f"(sum[25]), "+f"(sum[26]), "+f"(sum[27]), "+f"(sum[28]), "+f"(sum[29]), "+f"(sum[30]), "+f"(sum[31])
 
-// 64 lines of `left`, 16 values of each, times 64 lines of `right`; added to the sums if `add`.
+// Multiplies 64 lines of `left`, 16 values of each, with 64 lines of `right`. Adds to the sums if `add`, else replaces them.
 DEVICE void multiply_lines(float (&sum)[32], u32 left, u32 right, bool add) {
     asm volatile(
         "{\n.reg .pred add;\n.reg .b64 left, right;\nsetp.ne.b32 add, %34, 0;\n"
@@ -190,7 +190,7 @@ DEVICE void multiply_lines(float (&sum)[32], u32 left, u32 right, bool add) {
         : "r"(left), "r"(right), "r"((int)add));
 }
 
-// 64 rows of 16 values, which lanes have as in `multiply`, warp by warp, times 16 lines of `right`; added to the sums.
+// Multiplies 64 rows of 16 values, which the lanes have like the sums' rows, with 16 lines of `right`. Adds to the sums.
 DEVICE void multiply_columns(float (&sum)[32], const u32 (&a)[4], u32 right) {
     asm volatile(
         "{\n.reg .pred add;\n.reg .b64 right;\nsetp.ne.b32 add, 1, 0;\nmov.b64 right, {%36, 0x40000040};\n"

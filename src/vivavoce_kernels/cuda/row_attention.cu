@@ -1,7 +1,7 @@
 // Attention of 64 queries of one row and one head. A program reads the row's keys and values in tiles of 64.
 //
-// The tensor cores multiply the next keys and the last values while the threads compute the softmax of the scores between
-// them. A thread has the scores of two queries, r and r + 8, and of two neighbouring keys of each 8.
+// While the threads compute the softmax of a tile's scores, the tensor cores multiply the previous tile's weights and
+// values. A thread has the scores of two queries, r and r + 8, and of two neighbouring keys of each 8.
 
 constexpr int HEAD = 64, KEYS = 64, THREADS = 128, RESIDENT = 4;
 constexpr int TILE = KEYS * LINE, SLOT = 2 * TILE;  // a slot: a tile of keys, and the values of the tile before
@@ -15,10 +15,10 @@ DEVICE float quad_sum(float v) {
     return v + other_lane(v, 2);
 }
 
-struct Softmax {  // of the scores of two queries
-    float most[2] = {LEAST, LEAST}, sum[2] = {0, 0}, factor[2];  // factor: of what was added up before
+struct Softmax {  // online softmax of the scores of two queries
+    float most[2] = {LEAST, LEAST}, sum[2] = {0, 0}, factor[2];  // factor: scales the sums of earlier tiles
 
-    // Scores become weights.
+    // Replaces the scores of a tile by weights, and adds the weights to `sum`.
     DEVICE void absorb(float (&scores)[32], float scale) {
         float next[4] = {LEAST, LEAST, LEAST, LEAST}, part[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -48,7 +48,7 @@ struct Softmax {  // of the scores of two queries
     }
 };
 
-// products: [2 frames, 3 inner]. matrix: the same if there are no pages, else the pages' lines [pages · page_lines, 2 inner],
+// products: [2 frames, 3 inner]. matrix: `products` if there are no pages, else their lines [pages · page_lines, 2 inner],
 // where a page has 64 lines for each step, site and copy.
 KERNEL(THREADS, RESIDENT)
 row_attention(const __grid_constant__ TensorMap products, const __grid_constant__ TensorMap matrix, u16* __restrict__ out,
@@ -60,7 +60,7 @@ row_attention(const __grid_constant__ TensorMap products, const __grid_constant_
     const int head = blockIdx.x / all_tiles % heads, copy = blockIdx.x / all_tiles / heads;
     const int row = mine[0], start = mine[1], count = mine[2];
     if (!count) return;
-    const int last = ends[start + count - 1];  // no query of a row ends before an earlier one
+    const int last = ends[start + count - 1];  // the largest end, because `ends` never decreases within a row
     const int key_tiles = max(1, (last + KEYS - 1) / KEYS);
 
     const int inner = heads * HEAD, keys_column = (page_lines ? 0 : inner) + head * HEAD;
@@ -70,7 +70,7 @@ row_attention(const __grid_constant__ TensorMap products, const __grid_constant_
     };
     const u32 memory = shared_address(shared_memory), barriers = memory + AT_BARRIERS;
     int line = line_of(0);
-    // Fetches a tile of keys, and the values of the tile before; one thread does it. The queries come with the first keys.
+    // Fetches a tile of keys, and the values of the previous tile. One thread calls it. Queries come with the first keys.
     const auto fetch_slot = [&](int number) {
         const u32 slot = memory + (number & 1) * SLOT, barrier = barriers + (number & 1) * 8;
         expect(barrier, number < key_tiles ? 2 * TILE : TILE);
@@ -127,7 +127,7 @@ row_attention(const __grid_constant__ TensorMap products, const __grid_constant_
     pack();
     for (int number = 1; number < key_tiles; ++number) {
         const u32 slot = memory + (number & 1) * SLOT;
-        __syncthreads();  // all have read the other slot
+        __syncthreads();  // all threads have read the other slot
         wait_for_copies(barriers + (number & 1) * 8, number >> 1 & 1);
         begin_products();
         score(slot);
@@ -144,7 +144,7 @@ row_attention(const __grid_constant__ TensorMap products, const __grid_constant_
         pack();
     }
     wait_for_copies(barriers + (key_tiles & 1) * 8, key_tiles >> 1 & 1);
-    // Lines behind the row's last one may hold NaN, and a weight of 0 times NaN is NaN.
+    // Clear the lines after the row's last one: they may hold NaN, and a weight of 0 times NaN is NaN.
     const u32 slot = memory + (key_tiles & 1) * SLOT;
     for (int unit = (last - (key_tiles - 1) * KEYS) * 8 + thread; unit < KEYS * 8; unit += THREADS)
         store_shared(slot + TILE + unit * 16, {0, 0, 0, 0});

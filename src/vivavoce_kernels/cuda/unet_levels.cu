@@ -2,15 +2,15 @@
 // guidance, from layer to layer. Program r of a cluster has head r, hidden channels 128 r to 128 r + 127 of the
 // feed-forward layers, and channels 32 r to 32 r + 31 of convolutions and of the residual stream.
 //
-// Programs send what they computed to one another's shared memory, where barriers count the bytes. Between two sends to
-// the same place there is another exchange, so all readers are done with the first.
+// Programs send their results to one another's shared memory, where barriers count the bytes. Between two sends to the
+// same place the programs wait for another exchange, so all of them have read the values of the first send.
 //
-// Lane l of a product's result has rows l / 4 and l / 4 + 8 of each 16, and two neighbouring columns of each tile of 8.
+// Of a product's result, lane l has rows l / 4 and l / 4 + 8 of each 16, and two neighbouring columns of each tile of 8.
 
 constexpr int CHANNELS = 256, INNER = 512, HEAD = 64, PROGRAMS = 8, SHARE = CHANNELS / PROGRAMS;
 constexpr int ROWS = 32, THREADS = 256, PAGE = 64, TAIL = 2;
-constexpr int UNIT = 32768, SLOTS = 4;            // bytes of weights that are copied at once, and places for them
-constexpr int RESNET_UNITS = 4, BLOCK_UNITS = 8;  // of one program
+constexpr int UNIT = 32768, SLOTS = 4;            // bytes of weights that are copied at once; slots for such units
+constexpr int RESNET_UNITS = 4, BLOCK_UNITS = 8;  // units of one program's weights
 constexpr int CONV_STEP = 4 * 32 * 16, CONV_STEPS = 3;
 constexpr int CONV_SIZE = 8 * CONV_STEPS * CONV_STEP;
 constexpr int QKV_BIAS = 0, WIDE_BIAS = 192, OUT_BIAS = 320, NARROW_BIAS = 352, PARAMS = 384;
@@ -21,14 +21,14 @@ constexpr float HIDDEN_SCORE = -1e30f;
 
 constexpr int AT_PARAMS = SLOTS * UNIT;
 constexpr int AT_LEVEL = AT_PARAMS + 2 * PARAMS * 4;
-constexpr int AT_RECEIVED = AT_LEVEL + LEVEL_PARAMS * 4;  // by sender
-constexpr int AT_STREAM = AT_RECEIVED + SENT;             // behind the rows' tail
-constexpr int AT_CONV = AT_STREAM + (TAIL + ROWS) * WIDTH * 2;  // by sender; or queries, mixed values and new keys
+constexpr int AT_RECEIVED = AT_LEVEL + LEVEL_PARAMS * 4;  // sorted by sender
+constexpr int AT_STREAM = AT_RECEIVED + SENT;             // first the tail, then the rows
+constexpr int AT_CONV = AT_STREAM + (TAIL + ROWS) * WIDTH * 2;  // sorted by sender; or queries, mixed values, new keys
 constexpr int AT_QUERY = AT_CONV;
 constexpr int AT_MIXED = AT_QUERY + ROWS * HEAD_WIDTH * 2;
 constexpr int AT_NEW = AT_MIXED + ROWS * HEAD_WIDTH * 2;
 constexpr int AT_PARTS = AT_NEW + 2 * ROWS * HEAD_WIDTH * 2;  // sums of the warps; or normalized rows, and hidden channels
-constexpr int PARTS_SIZE = ROWS * SHARE * 4;                  // of one warp
+constexpr int PARTS_SIZE = ROWS * SHARE * 4;                  // bytes of one warp's sums
 constexpr int AT_NORMAL = AT_PARTS;
 constexpr int AT_HIDDEN = AT_NORMAL + (TAIL + ROWS) * WIDTH * 2;
 constexpr int AT_STATS = AT_PARTS + 8 * PARTS_SIZE;
@@ -40,7 +40,7 @@ constexpr int AT_READERS = AT_BARRIERS + BARRIERS * 8;
 constexpr int SHARED = AT_READERS + 3 * 4;
 static_assert(AT_HIDDEN + ROWS * HIDDEN_WIDTH * 2 <= AT_STATS && AT_CONV + SENT <= AT_PARTS && SHARED <= 232448, "sizes");
 
-// Sums and the like among neighbouring lanes of a warp.
+// Maxima and sums over 4 or 8 neighbouring lanes of a warp.
 
 DEVICE float quad_max(float v) {
     v = fmaxf(v, other_lane(v, 1));
@@ -66,7 +66,7 @@ DEVICE float mish(float x) {
     return x * quotient(n, n + 2.0f);
 }
 
-// A row's values less their mean, divided by their deviation. Eight lanes have the row.
+// Subtracts a row's mean and divides by its standard deviation. Eight lanes have the row.
 DEVICE void standardize(float (&x)[32]) {
     float sum[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -80,7 +80,7 @@ DEVICE void standardize(float (&x)[32]) {
     for (int i = 0; i < 32; ++i) x[i] *= scale;
 }
 
-// LayerNorm of the stream, without weight and bias: the next product's weights contain them.
+// Computes LayerNorm of the stream, without weight and bias: the weights and biases of the next product include them.
 DEVICE void normalize(u32 base, int thread) {
     const u32 place = ((thread >> 3) * WIDTH + (thread & 7) * 8) * 2, from = base + AT_STREAM + TAIL * WIDTH * 2 + place;
     float x[32];
@@ -100,7 +100,8 @@ DEVICE void normalize(u32 base, int thread) {
                       packed(x[8 * i + 4], x[8 * i + 5]), packed(x[8 * i + 6], x[8 * i + 7])});
 }
 
-// LayerNorm and Mish of what a convolution made: x[4 s + j] is channel 32 s + 4 (thread % 8) + j of row thread / 8.
+// Computes LayerNorm and Mish of a convolution's result `made`: x[4 s + j] is channel 32 s + 4 (thread % 8) + j of row
+// thread / 8.
 DEVICE void activate(float (&x)[32], const char* made, const float* norm, int thread) {
     const int part = thread & 7;
 #pragma unroll
@@ -131,7 +132,7 @@ DEVICE void clear(float (&sum)[COUNT][2][4]) {
             for (int i = 0; i < 4; ++i) sum[n][m][i] = 0;
 }
 
-// Adds the product of 32 rows and 32 inputs with COUNT tiles of eight outputs, `stride` bytes from one to the next.
+// Adds the product of 32 rows of 32 inputs with COUNT tiles of eight outputs. stride: bytes from a tile to the next.
 template <int COUNT>
 DEVICE void add_step(float (&sum)[COUNT][2][4], u32 inputs, int width, u32 weights, int stride, int lane) {
     u32 a[2][2][4];
@@ -150,7 +151,7 @@ DEVICE void add_step(float (&sum)[COUNT][2][4], u32 inputs, int width, u32 weigh
     }
 }
 
-// The product of the normalized rows with COUNT units of 64 outputs; a warp has eight outputs of each unit.
+// Multiplies the normalized rows with COUNT units of 64 outputs; a warp computes eight outputs of each unit.
 template <int COUNT>
 DEVICE void wide_product(float (&sum)[COUNT][2][4], u32 base, int warp, int lane) {
     clear(sum);
@@ -159,8 +160,9 @@ DEVICE void wide_product(float (&sum)[COUNT][2][4], u32 base, int warp, int lane
         add_step(sum, base + AT_NORMAL + k * 64, WIDTH, base + (warp * 8 + k) * 512, UNIT, lane);
 }
 
-// This program's share of a product whose inputs lie in all programs: sent to those who add up the outputs. Warp w has
-// the outputs of program w; its weights begin at `weights`. A lane has eight neighbouring channels of each row.
+// Multiplies this program's inputs, a part of the product's inputs, and sends the sums to the programs that add up the
+// parts. Warp w computes the outputs of program w, with weights that begin at `weights`. A lane has eight neighbouring
+// channels of each row.
 template <int STEPS>
 DEVICE void shared_product(u32 base, u32 inputs, int width, u32 weights, int rank, int warp, int lane) {
     float sum[4][2][4];
@@ -179,7 +181,7 @@ DEVICE void shared_product(u32 base, u32 inputs, int width, u32 weights, int ran
                  barrier);
 }
 
-// A warp's part of 32 outputs, whose other inputs other warps have; chunks of four are placed against bank conflicts.
+// Stores a warp's part of the sums of 32 outputs. The places of chunks of four values avoid bank conflicts.
 DEVICE void keep_part(const float (&sum)[4][2][4], char* memory, int warp, int lane) {
     const int quad = lane >> 2, pair = lane & 3;
 #pragma unroll
@@ -195,7 +197,7 @@ DEVICE void keep_part(const float (&sum)[4][2][4], char* memory, int warp, int l
             }
 }
 
-// The sum of the parts: channels 4 (thread % 8) and the next of row thread / 8.
+// Adds the parts of all warps to `all`: four channels of row thread / 8, the first of them is 4 (thread % 8).
 DEVICE void add_parts(float (&all)[4], const char* memory, int thread) {
     const int row = thread >> 3, chunk = (thread & 7) ^ (row & 7);
 #pragma unroll
@@ -205,7 +207,7 @@ DEVICE void add_parts(float (&all)[4], const char* memory, int thread) {
     }
 }
 
-// Sends four channels of a row to all programs; at: in the first of them, barrier: likewise.
+// Sends four channels of a row to all programs. at, barrier: this program's addresses; each program has the same ones.
 DEVICE void tell(const float (&x)[4], u32 at, u32 barrier) {
     const uint2 v = {packed(x[0], x[1]), packed(x[2], x[3])};
 #pragma unroll
@@ -233,7 +235,7 @@ struct Page {
                 if (place + k < first) value[s][i] = load_global(page + (u64)k * (2 * INNER) + INNER + quad * 8);
             }
     }
-    // The new ones, from their own places; count: of them.
+    // Adds the new keys and values, which are at `keys` in shared memory. count: number of new keys.
     DEVICE void add_new(u32 keys, int place, int first, int count, int quad, int pair) {
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
@@ -252,7 +254,7 @@ struct Page {
     static DEVICE int value_row(int s, int i, int pair) { return s * 16 + pair * 2 + (i & 1) + (i >> 1) * 8; }
 };
 
-// Online softmax: what a warp's sixteen queries have seen so far.
+// State of the online softmax of a warp's sixteen queries.
 struct Mixed {
     float most[2], total[2], sum[8][4];
 
@@ -263,7 +265,7 @@ struct Mixed {
 #pragma unroll
             for (int i = 0; i < 4; ++i) sum[t][i] = 0;
     }
-    // end_low, end_high: of the keys that this lane's two queries see.
+    // Adds a page. end_low, end_high: ends of the keys that this lane's two queries attend to.
     DEVICE void add(const u32 (&query)[2][2][4], const Page& page, int place, int end_low, int end_high, float scale, int pair) {
         float score[8][4], top[2] = {HIDDEN_SCORE, HIDDEN_SCORE};
 #pragma unroll
@@ -316,7 +318,7 @@ struct Mixed {
             }
         }
     }
-    // Four warps share sixteen queries, each with other pages. Stores this warp's part for `mix`.
+    // Stores this warp's part for `mix`. Four warps share sixteen queries, and each of the four reads other pages.
     DEVICE void keep(char* memory, int warp, int lane) {
         float *parts = (float*)(memory + AT_PARTS + warp * PARTS_SIZE) + lane, *stats = (float*)(memory + AT_STATS) + warp * 128 + lane;
 #pragma unroll
@@ -328,7 +330,7 @@ struct Mixed {
     }
 };
 
-// All four parts together: a warp has every second row of sixteen queries, and half of each lane's channels.
+// Merges the parts of the four warps. A warp merges one of a lane's two queries, and half of the lane's channels.
 DEVICE void mix(char* memory, int warp, int lane) {
     const int tile = warp & 1, h = warp >> 1 & 1, c = warp >> 2;
     float most = HIDDEN_SCORE, total = 0, sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, theirs[4];
@@ -365,9 +367,9 @@ unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* 
     const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, quad = lane >> 2, pair = lane & 3;
     const int rank = blockIdx.x % PROGRAMS, tile = blockIdx.x / PROGRAMS >> 1, copy = blockIdx.x / PROGRAMS & 1;
     const int row = tiles[3 * tile], start = tiles[3 * tile + 1], count = min(tiles[3 * tile + 2], ROWS);
-    if (count == 0 || ends[start] == 0) return;  // padding, alike in all programs of the cluster
+    if (count == 0 || ends[start] == 0) return;  // padding: all programs of the cluster return
 
-    // Weights and parameters, in the order of their use.
+    // Fetch weights and parameters, in the order of their use.
     const int level_units = (with_resnets ? RESNET_UNITS : 0) + blocks * BLOCK_UNITS, units = levels * level_units;
     const char* my_weights = weights + (u64)rank * units * UNIT;
     auto fetch_unit = [&](int unit) {
@@ -384,7 +386,7 @@ unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* 
             fetch(base + AT_LEVEL, level_params + ((u64)level * PROGRAMS + rank) * LEVEL_PARAMS, LEVEL_PARAMS * 4,
                   barriers + OF_LEVEL);
     };
-    // Counts readers of a slot; whichever warp is the last of them fetches what takes its place.
+    // Counts the warps that have read a slot. The last of them fetches this unit, which replaces the slot's weights.
     auto read_by = [&](int counter, int warps, int unit) {
         __syncwarp();
         if (lane == 0 && add_shared(base + AT_READERS + counter * 4, 1) % warps == warps - 1) fetch_unit(unit);
@@ -401,7 +403,7 @@ unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* 
         expect(barriers + OF_CONV, SENT);
     }
     __syncthreads();
-    cluster_arrive();  // the barriers are there
+    cluster_arrive();  // this program's barriers are initialised
 
     // The row's old keys end at `first`, all its keys at `last`; end_low, end_high: the ends for this thread's queries.
     const int tile_row = (warp & 1) * 16 + quad, group = warp >> 1, first = position[start];
@@ -412,7 +414,7 @@ unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* 
     int* page_ids = (int*)(memory + AT_PAGES);
     if (thread * PAGE < last) page_ids[thread] = pages[row * pages_width + thread];
 
-    // This thread's channels of the residual stream, in float32; all of it is in 16 bits in shared memory.
+    // `own` is this thread's channels of the residual stream, in float32. Shared memory has all channels, in 16 bits.
     const int own_row = thread >> 3, own_part = (thread & 7) * 4, own_channel = rank * SHARE + own_part;
     u16* source = x + (u64)(copy * frames + start) * CHANNELS;
     const float* ahead = with_resnets ? nullptr : entry;
@@ -437,7 +439,7 @@ unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* 
     __syncthreads();
     cluster_wait();
 
-    // The first page of each warp's keys at the next attention comes long before it is used.
+    // Each warp loads the first page of its keys for the next attention long before it uses the page.
     const u16* slab = keys + (((u64)step[1] * sites + site) * 2 + copy) * PAGE * (2 * INNER) + rank * HEAD;
     const u64 next_slab = (u64)2 * PAGE * (2 * INNER);
     Page page;
@@ -445,8 +447,8 @@ unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* 
         if (number * PAGE < last) page.load(slab + (u64)page_ids[number] * page_size, number * PAGE, first, quad, pair);
     };
 
-    // load_tail, put_tail: a convolution's inputs before this chunk, put before the row's first line. leave_tail: its
-    // last inputs, for the next chunk.
+    // load_tail, put_tail: copy a convolution's inputs before this chunk to the lines before the row's first line.
+    // leave_tail: stores the convolution's last inputs for the next chunk.
     const u64 line = (u64)(copy * rows + row) * TAIL;
     auto load_tail = [&](int level) {  // threads 0 to 63: of the first convolution, 64 to 127: of the second one
         uint4 v = {0, 0, 0, 0};
@@ -464,8 +466,8 @@ unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* 
                 load_shared(base + at + ((TAIL + r) * WIDTH + channel) * 2);
     };
 
-    int unit = 0, turn = 0;      // the next unit, and how often every slot has been used
-    int exchanges = 0, told = 0;  // phases of what is received, and of the stream
+    int unit = 0, turn = 0;      // the next unit; how often every slot has been used
+    int exchanges = 0, told = 0;  // ended phases of the barriers OF_RECEIVED and OF_STREAM
     const float* level_at = (const float*)(memory + AT_LEVEL);
     uint4 tail = {0, 0, 0, 0};
     if (with_resnets) tail = load_tail(0);
