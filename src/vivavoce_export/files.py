@@ -29,7 +29,7 @@ BLOCK_VALUES = 4 << 20
 def check_target(target: Path, source: Path, *, force: bool, mark: str, field: str = "out") -> None:
     """Refuse an unsafe target folder. It must be absent or empty, and outside of `source`.
 
-    force: it may also be an earlier export, a folder with the file `mark`; field: the option that errors name.
+    force: also allow an earlier export, which is a folder with the file `mark`; field: option named in errors.
     """
     resolved, origin, here = target.resolve(), source.resolve(), Path.cwd()
     if resolved == origin or resolved in origin.parents or origin in resolved.parents:
@@ -65,7 +65,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def blank(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor with a shape and dtype but no values, as the specification of a tensor in a `TensorFile`."""
+    """Make a tensor with a shape and dtype but no values, which specifies a tensor of a `TensorFile`."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -102,7 +102,7 @@ class TensorFile:
 
 
 def matches(path: Path, specs: Mapping[str, Tensor]) -> bool:
-    """True if the file has the header and the length that these specs give. No tensor is read."""
+    """Return whether the file has the header and the length that these specs give. Tensors are not read."""
     header, _, num_bytes = _layout(specs)
     with path.open("rb") as file:
         return file.read(len(header)) == header and path.stat().st_size == num_bytes

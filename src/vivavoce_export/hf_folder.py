@@ -72,9 +72,9 @@ _PAD = "<|endoftext|>"
 class Source:
     """A merged model that can be read.
 
-    reader: reads its tensors by Hugging Face's names; the head has its own name even if tied. dtype: of the stored
-    weights. files: the files that are read. bias: [vocab] float32, added to the head's outputs. vocabulary: None
-    for a model whose ids may not be CosyVoice's.
+    reader: reads its tensors by Hugging Face's names, also the head's, if head and embedding are the same tensor.
+    dtype: of the stored weights. files: the files that are read. bias: [vocab] float32, added to the head's outputs;
+    None: no bias. vocabulary: None if the folder has no tokenizer with CosyVoice's ids.
     """
 
     sizes: QwenSizes
@@ -97,7 +97,7 @@ def open_official(folder: Path, text_size: int, variant: str | None = None) -> S
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Whether config.json is directly in the folder; the official layout has it in a subfolder."""
+    """Return whether config.json is directly in the folder. The official layout has it in a subfolder."""
     return (folder / CONFIG).is_file()
 
 
@@ -130,7 +130,7 @@ def open_hugging_face(folder: Path) -> Source:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The single weights file, or the shards that the index names, or without an index the shards found by name."""
+    """Find the single weights file, or the shards that the index names, or without an index the shards by name."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / _INDEX).is_file():
@@ -202,7 +202,7 @@ def _rope_kind(name: str, config: Mapping[str, Any]) -> object:
 
 
 def rope_theta(config: Mapping[str, Any]) -> float:
-    """The base of the rotary embedding, by transformers 5's name or by the old one. CheckpointError if they differ."""
+    """Read the rotary embedding's base by its name in transformers 5, or its old name. CheckpointError: they differ."""
     group = config.get(_ROPE_GROUPS[0]) or {}
     new, old = (
         None if values.get("rope_theta") is None else Section(path, values).number("rope_theta")
@@ -217,7 +217,7 @@ def rope_theta(config: Mapping[str, Any]) -> float:
 
 
 def read_vocabulary(folder: Path) -> MergedVocabulary:
-    """The first speech id and the number of speech tokens in a merged folder, from its tokenizer files."""
+    """Read the vocabulary of a merged folder from its tokenizer files. CheckpointError: it has no speech tokens."""
     vocabulary = _find_vocabulary(folder)
     if vocabulary is None:
         raise CheckpointError(f"{folder.name}: no tokenizer file has {', '.join(_SPOKEN)}; {REMEDY}")
@@ -225,7 +225,7 @@ def read_vocabulary(folder: Path) -> MergedVocabulary:
 
 
 def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
-    """The vocabulary, or None for a folder without a tokenizer or whose tokenizer has no speech tokens."""
+    """Read the vocabulary; return None if the folder has no tokenizer, or its tokenizer has no speech tokens."""
     ids = added_ids(folder)
     if not ids.keys() & {*_SPOKEN}:
         return None
@@ -246,7 +246,7 @@ def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
 
 
 def added_ids(folder: Path) -> dict[str, int]:
-    """Added tokens and their ids, from all files in which tokenizers keep added tokens; the last file wins."""
+    """Read the added tokens and their ids from all files in which tokenizers keep them; the last file has priority."""
     ids: dict[str, int] = {}
     for name in (TOKENIZER_CONFIG, _ADDED_TOKENS, TOKENIZER):
         if not (folder / name).is_file():
@@ -268,7 +268,7 @@ def added_ids(folder: Path) -> dict[str, int]:
 
 
 def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
-    """Configuration of the language model; its text vocabulary has the tokenizer's size, without padding."""
+    """Read the language model's configuration. Its text vocabulary has the tokenizer's size, without padding."""
     data = read_json(folder / CONFIG, REMEDY)
     speech = read_json(folder / SPEECH, REMEDY) if (folder / SPEECH).is_file() else _RELEASE
     known = {"text_vocab_size": vocabulary.text_size, "rope_theta": rope_theta(data)}
@@ -276,7 +276,7 @@ def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
 
 
 def read_bias(folder: Path, rows: int | None = None, stored: Tensor | None = None) -> Tensor | None:
-    """The head's bias, [rows] of a float dtype, from `embedding_bias.npy`, or if this file is missing, `stored`.
+    """Read the head's bias, [rows] of a float dtype, from `embedding_bias.npy`, or return `stored` without this file.
 
     stored: the bias among the weights. The file takes precedence: it is float32, and runtimes add it to the logits.
     """
@@ -302,7 +302,7 @@ def read_bias(folder: Path, rows: int | None = None, stored: Tensor | None = Non
 def add_speech(tokenizer: Tokenizer, vocabulary: MergedVocabulary) -> None:
     """Add speech and control ids after the text ids, in place. CheckpointError: a token cannot get its expected id.
 
-    Speech tokens are not special tokens, so decoding keeps them; it drops the tokens that end speech or frame text.
+    Speech tokens are not special tokens, so decoding keeps them. It drops the special tokens: end ids and controls.
     """
     added = vocabulary.added_tokens()
     tokenizer.add_tokens(
@@ -321,7 +321,7 @@ def add_speech(tokenizer: Tokenizer, vocabulary: MergedVocabulary) -> None:
 
 
 def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
-    """Content of `tokenizer_config.json` for the merged tokenizer; max_length: number of positions of the model."""
+    """Return the content of `tokenizer_config.json` for the merged tokenizer. max_length: the model's positions."""
     return {
         # Generic class: transformers reads the tokenizer file as it is, without its special rules for Qwen2.
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -356,8 +356,8 @@ def export_hf(
 ) -> HFExport:
     """Write the merged language model of an official folder. The target folder appears complete or not at all.
 
-    tokenizer_json: the source's text tokenizer with the model's special tokens, as a `tokenizer.json`; dtype: one of
-    `DTYPES`, or auto for the source's; force: replace an earlier export. Memory holds a few million values at a time.
+    tokenizer_json: content of a `tokenizer.json`, the source's text tokenizer with the model's special tokens; dtype:
+    one of `DTYPES`, or auto for the source's; force: replace an earlier export. Weights are converted in small blocks.
     InvalidRequest: the target or the dtype cannot be used. CheckpointError: the source cannot be read, or the dtype
     cannot hold its values.
     """
@@ -384,7 +384,7 @@ def export_hf(
 
 
 def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
-    """The folder's settings by file name. `config.json` has the rotary base and the dtype by old and new names."""
+    """Return the folder's settings by file name. `config.json` has the rotary base and dtype by old and new names."""
     config, vocabulary, stored = lm.config, lm.vocabulary, str(dtype).removeprefix("torch.")
     of_tokenizer, ends = tokenizer_config(tokenizer, config.max_positions), list(lm.vocabulary.eos_ids)
     return {
@@ -430,12 +430,12 @@ def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, 
 
 
 def read_merged(folder: Path) -> tuple[LMConfig, dict[str, Tensor]]:
-    """Configuration and weights of `SpeechLM` from a merged folder: by our names, on the CPU, in the file's dtype.
+    """Read configuration and weights of `SpeechLM` from a merged folder: by our names, on the CPU, in the file's dtype.
 
     The text embedding has only the rows that the tokenizer uses, without the official file's padding. Missing sampling
     settings get the values of the release; a missing bias of the head becomes zeros, as in plain Qwen2 runtimes.
-    CheckpointError: files are missing, corrupt or do not fit each other. UnsupportedModel: another model than Qwen2, or
-    one with a feature that `SpeechLM` lacks.
+    CheckpointError: files are missing, corrupt or do not fit each other. UnsupportedModel: the model is not a Qwen2, or
+    has a feature that `SpeechLM` lacks.
     """
     vocabulary = read_vocabulary(folder)
     source, config = open_hugging_face(folder), read_lm_config(folder, vocabulary)

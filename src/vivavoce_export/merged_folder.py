@@ -16,9 +16,9 @@ from vivavoce_export.hf_folder import export_hf
 
 
 def merged_folder(folder: Path, dtype: torch.dtype, variant: str | None = None) -> Path:
-    """The merged folder of an official folder's language model, made if it is missing; errors as `export_hf`.
+    """Return the merged folder of an official folder's language model; make it if it is missing.
 
-    Its name is a cache key of the dtype, and of the path, size and change time of the weights file.
+    The name is a key of the dtype, and of the weights file's path, size and change time. Errors as in `export_hf`.
     """
     weights = find_part(folder, "llm", variant).resolve()
     status, name = weights.stat(), str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""One Qwen2 model of text and speech: its tensors by Hugging Face's names, each read on demand.
+"""CosyVoice's language model as one Qwen2 model of text and speech, whose tensors are read one by one on demand.
 
 CosyVoice2's language model looks up text, speech and control ids in three tables, and has a head for speech alone. In
 CosyVoice3 the control ids are among the speech ids. Other runtimes know only one table of ids and one head, so they get
@@ -102,7 +102,7 @@ class MappedWeights:
         self.dtypes = {name: tensor.dtype for name, tensor in self._mapped.items()}
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """A copy of a tensor, or of some rows of it. CheckpointError: no file has the tensor."""
+        """Return a copy of a tensor, or of some rows of it. CheckpointError: the files lack the tensor."""
         mapped = self._mapped  # keeps this mapping open here while another thread replaces it
         if name not in mapped:
             files = ", ".join(path.name for path in self._paths)
@@ -119,7 +119,7 @@ class MappedWeights:
 
 
 def merged_rows(vocabulary: MergedVocabulary) -> tuple[tuple[str, int, int, str], ...]:
-    """Which official rows become which merged rows: (merged name, first row, row after the last, official name)."""
+    """Return the official tables in each merged table: (merged name, first merged row, end row, official name)."""
     speech = vocabulary.head.start, vocabulary.head.stop
     shared = (
         (EMBEDDING, 0, vocabulary.text_size, _OFFICIAL + EMBEDDING),
@@ -135,7 +135,7 @@ def merged_rows(vocabulary: MergedVocabulary) -> tuple[tuple[str, int, int, str]
 def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iterator[tuple[str, int, Tensor]]:
     """Yield a merged model's tensors under official names, as (name, first row, rows). Tables are yielded in blocks.
 
-    Rows of the text embedding after the tokenizer's ids are skipped, and so are biases that only one model has.
+    Rows of the text embedding after the tokenizer's ids are skipped, and the head's bias if either model lacks it.
     """
     width = reader.shapes[EMBEDDING][1]
     for name, first, end, official in merged_rows(vocabulary):
@@ -147,7 +147,7 @@ def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iter
 
 
 def no_bias(vocabulary: MergedVocabulary, rows: int) -> Tensor:
-    """The merged bias if the official head has none: [rows] float32, 0 at the head's ids and −∞ at all other ids."""
+    """Make the merged bias of a head without a bias: [rows] float32, 0 at the head's ids and −∞ at all other ids."""
     bias = torch.full((rows,), -torch.inf)
     bias[vocabulary.head.start : vocabulary.head.stop] = 0
     return bias

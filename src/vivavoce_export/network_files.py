@@ -39,7 +39,7 @@ from vivavoce_runtimes.files import ENCODER, ESTIMATOR, LM, PRECISIONS, VOCODER,
 
 ROWS, LENGTH = Dim("rows", min=2, max=512), Dim("length", min=2, max=15_000)
 EXAMPLE = (2, 37)
-"""Rows and length of example inputs; unusual numbers, so that exporters do not take them for fixed sizes."""
+"""Rows and length of example inputs. The numbers are unusual, so that exporters do not take them for fixed sizes."""
 CHUNK = 7
 """Number of frames in an attention chunk of test inputs."""
 
@@ -50,7 +50,7 @@ class Part:
 
     dynamic: each input's name, in order → its dimensions of variable size; outputs: their names; draw: makes random
     inputs for a number of rows and a length; shapes: the rows and lengths with which the exported file is tested;
-    official: sizes for encoders that official tools call, see `ScriptedEncoder`.
+    official: lookahead, chunk and upsampling of `ScriptedEncoder`, or None for other networks.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Part:
     shapes: tuple[tuple[int, int], ...] = ((1, 4), (1, 61), (2, 37), (3, 111))
 
     def inputs(self, rows: int, length: int) -> tuple[Tensor, ...]:
-        """Random inputs on the device, equal in each call. Floats have `dtype`, except the input `t`."""
+        """Return random inputs on the device, equal in each call. Floats have `dtype`, except the input `t`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rows * 15_000 + length)
             drawn = dict(zip(self.dynamic, self.draw(rows, length), strict=True))
@@ -87,7 +87,7 @@ class Estimator(_Around):
     def forward(
         self, x: Tensor, mask: Tensor, mu: Tensor, t: Tensor, spks: Tensor, cond: Tensor, attention_ends: Tensor
     ) -> Tensor:
-        """Inputs have the shapes of `EstimatorInputs` → velocity [rows, bins, frames], 0 where `mask` is 0."""
+        """Compute [rows, bins, frames] velocity, 0 where `mask` is 0, from inputs as in `EstimatorInputs`."""
         speaker = spks[:, :, None].expand_as(mu)
         features = torch.cat((x, mu, speaker, cond), dim=1).transpose(1, 2)
         frame = torch.arange(x.shape[2], device=x.device, dtype=torch.int32)
@@ -123,9 +123,9 @@ class EncoderCore(nn.Module):
         self.network._modules = {**network._modules, "mu_projection": nn.Identity()}
 
     def forward(self, xs: Tensor, heard: Tensor, attention_ends: Tensor, lookahead_ends: Tensor) -> Tensor:
-        """xs: [rows, tokens + lookahead, size] embedded tokens; heard: [rows] int64, a row's number of these;
-        attention_ends: [rows, tokens] int32, end of the tokens that each token attends to; lookahead_ends: [rows,
-        tokens] int64, see `TokenEncoder.encode` → [rows, frames, size]"""
+        """Encode xs [rows, tokens + lookahead, size], embedded tokens → [rows, frames, size]. heard: [rows] int64, the
+        number of a row's tokens; attention_ends: [rows, tokens] int32, end of the tokens that each token attends to;
+        lookahead_ends: [rows, tokens] int64, see `TokenEncoder.encode`."""
         widened = (attention_ends * self.up).repeat_interleave(self.up, dim=1)
         of_tokens, of_frames = (
             torch.arange(ends.shape[1], device=xs.device, dtype=torch.int32) < ends[..., None]
@@ -151,8 +151,8 @@ class ScriptedEncoder(nn.Module):
         num_decoding_left_chunks: int = -1,
         streaming: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """xs: [rows, tokens, size]; context: [rows, lookahead, size], the tokens after xs, or empty; streaming: attend
-        chunk by chunk → [rows, frames, size], and a mask [rows, 1, frames], True at a row's own frames"""
+        """Encode xs [rows, tokens, size] → [rows, frames, size], and a mask [rows, 1, frames], True at a row's frames.
+        context: [rows, lookahead, size], the tokens after xs, or empty; streaming: attend chunk by chunk."""
         size, heard = xs.size(1), xs_lens
         if context.size(1) > 0:
             xs, heard = torch.cat((xs, context), dim=1), xs_lens + context.size(1)
@@ -186,7 +186,7 @@ def _encoder(models: Models) -> Part:
 
 class VocoderDecode(_Around):
     def forward(self, mel: Tensor, source: Tensor) -> Tensor:
-        """mel: [1, bins, frames]; source: [1, 1, samples] → [1, samples]."""
+        """Compute [1, samples] audio from mel [1, bins, frames] and source [1, 1, samples]."""
         return self.network.decode(mel, source)
 
 
@@ -202,8 +202,8 @@ def _vocoder(models: Models) -> Part:
 
 class DecodeStep(_Around):
     def forward(self, ids: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One decode step. ids: [rows] int64 speech tokens; keys, values: [layers, rows, heads, positions, size] →
-        logits [rows, ids] float32, and keys and values with one more position"""
+        """Do a decode step. ids: [rows] int64 speech tokens; keys, values: [layers, rows, heads, positions, size] →
+        logits [rows, ids] float32, and keys and values with one more position."""
         past = list(zip(keys.unbind(0), values.unbind(0), strict=True))
         hidden = self.network(self.network.speech_embedding(ids)[:, None], past)
         new_keys, new_values = (torch.stack(one) for one in zip(*past, strict=True))
@@ -233,7 +233,7 @@ PARTS: Mapping[str, Callable[[Models], Part]] = {
 
 
 def part_of(models: Models, name: str) -> Part:
-    """The part of this name. InvalidRequest: models of this generation lack it."""
+    """Make the part of this name. InvalidRequest: models of this generation lack it."""
     if models.config.generation is Generation.V1:
         raise InvalidRequest("model: CosyVoice 1's networks are not exported; use CosyVoice2 or 3")
     return PARTS[name](models)
@@ -300,7 +300,7 @@ def check_parts(kind: str, parts: str) -> list[str]:
 
 
 def check_run(part: Part, run: Run, name: str) -> float:
-    """The exported file's largest error against PyTorch, on random inputs. CheckpointError: the error is too large."""
+    """Return the exported file's largest error against PyTorch on random inputs. CheckpointError: it is too large."""
     worst, tolerance = 0.0, TOLERANCE[part.dtype]
     for rows, length in part.shapes:
         given = part.inputs(rows, length)
@@ -311,7 +311,7 @@ def check_run(part: Part, run: Run, name: str) -> float:
             if not error <= tolerance:  # an error of NaN must fail, too
                 raise CheckpointError(
                     f"{name}: differs from PyTorch by {error:.2g} of the largest value at {rows} × {length}, allowed "
-                    f"is {tolerance:g}; nothing was written: try another --dtype, or other versions of its packages"
+                    f"is {tolerance:g}; nothing was written: try another --dtype, or other versions of the packages"
                 )
             worst = max(worst, error)
     return worst

@@ -69,7 +69,7 @@ class TrtllmFlags:
     force: bool = flag("Replace an earlier conversion.", default=False)
 
     def chosen(self) -> ConvertOptions:
-        """Raises InvalidRequest if options contradict each other."""
+        """Return the options of the conversion. InvalidRequest: options contradict each other."""
         from vivavoce_export.trtllm.options import ConvertOptions
 
         if self.weight_only_precision is not None and not self.use_weight_only:
@@ -180,7 +180,7 @@ def _check_write_back(target: Path, flags: TrtllmFlags, folder: Path) -> None:
 def _calibration(
     flags: TrtllmFlags, chosen: ConvertOptions, source: Source, folder: Path
 ) -> tuple[Calibration, tuple[Prompt, ...]]:
-    """The calibration, and the prompts for `--check`. Without a file, both use the model's own voices."""
+    """Read the calibration, and the prompts for `--check`. Without a file, both use the model's own voices."""
     from vivavoce.checkpoint.folder import SPEAKERS
     from vivavoce_export.trtllm.calibration import Calibration, read_calibration, voices_prompts
 

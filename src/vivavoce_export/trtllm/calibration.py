@@ -43,7 +43,7 @@ class Prompt:
 
 
 def _check_ids(field: str, ids: Sequence[int], limit: int) -> None:
-    """Refuse ids that are not below `limit`, because in the merged vocabulary they have another meaning."""
+    """Refuse ids outside 0 … limit − 1, because they have another meaning in the merged vocabulary, or none."""
     strange = [one for one in (min(ids, default=0), max(ids, default=0)) if not 0 <= one < limit]
     if strange:
         raise InvalidRequest(
@@ -53,7 +53,7 @@ def _check_ids(field: str, ids: Sequence[int], limit: int) -> None:
 
 
 def _speech_prompt(vocabulary: MergedVocabulary, text: Sequence[int], speech: Sequence[int], origin: str) -> Prompt:
-    """The model's input for one utterance: `<|sos|>`, text ids, `<|task_id|>`, then speech tokens."""
+    """Make the model's input for one utterance: `<|sos|>`, text ids, `<|task_id|>`, then speech tokens."""
     _check_ids(f"{_TEXT} of {origin}", text, vocabulary.text_size)
     _check_ids(f"{_SPEECH} of {origin}", speech, vocabulary.num_speech_tokens)
     ids = (vocabulary.sos, *text, vocabulary.task, *(vocabulary.speech(token) for token in speech))
@@ -61,7 +61,7 @@ def _speech_prompt(vocabulary: MergedVocabulary, text: Sequence[int], speech: Se
 
 
 def voices_prompts(path: Path, vocabulary: MergedVocabulary) -> tuple[Prompt, ...]:
-    """One prompt for each speaker of a spk2info.pt for whom the file has the text and speech tokens of a recording."""
+    """Make a prompt for each speaker of a spk2info.pt who has the text and the speech tokens of a recording there."""
     saved = ((name, entry.prompt) for name, entry in read_spk2info(path).items())
     return tuple(
         _speech_prompt(
@@ -94,7 +94,7 @@ def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
 
 
 def random_prompts(source: Source) -> tuple[Prompt, ...]:
-    """Prompts of random ids, equal in each call. They can show that two models are equal, not that one is good."""
+    """Make prompts of random ids, equal in each call. They can show that two models are equal, not that one is good."""
     generator, vocabulary = torch.Generator().manual_seed(0), source.vocabulary
 
     def draw(below: int) -> list[int]:
@@ -141,10 +141,10 @@ def hidden_states(
     observe: Callable[[str, Tensor], None] | None = None,
     layer_done: Callable[[], None] = lambda: None,
 ) -> list[Tensor]:
-    """The inputs of the head, [time, hidden] float32 for each prompt. Each prompt runs separately, layer by layer.
+    """Compute the head's inputs, [time, hidden] float32 for each prompt. Each prompt runs separately, layer by layer.
 
-    rounded_to: dtype to which weights are rounded; products are float32. effects: gives the engine's rounding by layer.
-    observe: called with all inputs and outputs [1, time, …] of matrices, by the names in `measure`.
+    rounded_to: dtype to which weights are rounded; products are float32. effects: layer → the engine's rounding.
+    observe: called with a name as in `measure`, and the inputs or outputs [1, time, …] of this name's matrix.
     """
 
     def wide(tensor: Tensor, name: str) -> Tensor:
@@ -161,7 +161,7 @@ def hidden_states(
         prefix = f"model.layers.{index}."
         with torch.device("meta"):
             layer = Layer(sizes).requires_grad_(False)
-        for name in sizes.layer_shapes:  # load tensors one by one, to free each before the next is read
+        for name in sizes.layer_shapes:  # load tensors one by one, to free a tensor before the next one is read
             state = {_own_name(name): wide(reader.read(prefix + name), prefix + name)}
             layer.load_state_dict(state, strict=False, assign=True)
         changes, cached = effects(index)

@@ -44,7 +44,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Conversion:
-    """A complete checkpoint. num_bytes: size of all ranks; was_there: whether an earlier conversion wrote it."""
+    """A complete checkpoint. num_bytes: size of all ranks' files; was_there: whether an earlier call wrote it."""
 
     folder: Path
     dtype: torch.dtype
@@ -117,7 +117,7 @@ def _record(source: Source, plan: RankPlan, calibration: Calibration) -> str:
 
 
 def _holds(folder: Path, plan: RankPlan, texts: Mapping[str, str], bias: Tensor | None) -> bool:
-    """True if all files are there and undamaged, as far as this shows without reading the tensors of a rank."""
+    """Return whether all files are there and undamaged, as far as this shows without reading the ranks' tensors."""
     try:
         found = read_bias(folder)
         same_texts = all((folder / name).read_text(encoding="utf-8") == text for name, text in texts.items())
@@ -162,7 +162,7 @@ def _write_ranks(
 
 @dataclass(frozen=True)
 class RankPlan:
-    """The tensors of one conversion and their ranks. dtype: of all tensors that are not quantised."""
+    """Says which tensors the file of each rank has. dtype: of all tensors that are not quantised."""
 
     sizes: QwenSizes
     options: ConvertOptions
@@ -177,20 +177,20 @@ class RankPlan:
         return range(first, first + self.options.tp)
 
     def ranks_of_table(self, name: str) -> range:
-        """Ranks that hold this table of `TABLES`: the embedding is in the first stage, the others are in the last."""
+        """Return the ranks with this table of `TABLES`: the embedding is in the first stage, others are in the last."""
         return self.ranks_of_layer(0 if name == EMBEDDING else self.sizes.num_layers - 1)
 
     def layer_prefix(self, layer: int) -> str:
-        """Prefix of a layer's tensor names. Each pipeline stage counts its own layers from 0."""
+        """Return the prefix of a layer's tensor names. Each pipeline stage counts its own layers from 0."""
         return f"transformer.layers.{layer % self.layers_per_stage}."
 
     def rows_per_gpu(self, name: str) -> int | None:
-        """Rows per GPU of a table that is split over tensor-parallel GPUs, else None. Zeros fill up the last GPU."""
+        """Return a GPU's rows of a table that tensor-parallel GPUs split, else None. Zeros fill up the last GPU."""
         shared = name == HEAD or (name == EMBEDDING and self.options.parallel_embedding)
         return -(-self.sizes.vocab_size // self.options.tp) if shared else None
 
     def specs(self, rank: int) -> dict[str, Tensor]:
-        """Names, shapes and dtypes of all tensors in a rank's file, found by converting a layer without values."""
+        """Find names, shapes and dtypes of all tensors in a rank's file by converting a layer without values."""
         weights = {name: blank(shape, torch.float32) for name, shape in self.sizes.layer_shapes.items()}
         ranges = {}
         for name in LINEARS:

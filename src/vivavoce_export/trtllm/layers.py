@@ -99,10 +99,10 @@ def convert_layer(
     sizes: QwenSizes,
     dtype: torch.dtype,
 ) -> list[dict[str, Tensor]]:
-    """The layer's tensors by TensorRT-LLM's names within the layer: one dictionary for each of `options.tp` GPUs.
+    """Convert a layer to tensors by TensorRT-LLM's names within the layer: a dictionary for each of `options.tp` GPUs.
 
     layer: tensors of any float dtype by Hugging Face's names within the layer; ranges: of activations (`measure`), if
-    `options.needs_calibration`; dtype: for tensors that are not quantised. CheckpointError: it cannot hold a value.
+    `options.needs_calibration`; dtype: for tensors that are not quantised. CheckpointError: values do not fit it.
     """
     tp, alpha = options.tp, options.smoothquant
     tensors_by_rank: list[dict[str, Tensor]] = [{} for _ in range(tp)]
@@ -141,7 +141,7 @@ def convert_layer(
 
 
 def _smoothing(layer: Mapping[str, Tensor], ranges: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
-    """SmoothQuant's s, [inputs] float64, for each name of an input scale."""
+    """Return SmoothQuant's s, [inputs] float64, by the name of the input scale."""
     parts: dict[str, list[str]] = {}
     for matrix in MATRICES.values():
         parts.setdefault(matrix.input_scale, []).extend(matrix.parts)
@@ -158,7 +158,7 @@ def _largest_output(name: str, ranges: Mapping[str, Tensor]) -> Tensor:
 def _int8(
     name: str, weight: Tensor, smooth: Tensor, ranges: Mapping[str, Tensor], options: ConvertOptions, sizes: QwenSizes
 ) -> dict[str, Sequence[Tensor]]:
-    """The tensors of an int8 product for each GPU. weight: smoothed, [outputs, inputs] float16; smooth: s, [inputs]."""
+    """Make an int8 product's tensors for each GPU. weight: smoothed, [outputs, inputs] float16; smooth: s, [inputs]."""
     matrix, tp = MATRICES[name], options.tp
     if not weight.is_meta and not bool(weight.isfinite().all()):
         raise CheckpointError(
@@ -197,7 +197,7 @@ def dequantise(stored: Tensor, scale: Tensor, bits: int, layout: str) -> Tensor:
 
 
 def round_trip(weight: Tensor, bits: int) -> Tensor:
-    """The matrix after trtllm-build has quantised it: [outputs, inputs] → [outputs, inputs] float32."""
+    """Return the weight as it is after trtllm-build has quantised it: [outputs, inputs] → [outputs, inputs] float32."""
     values, scale = whole_numbers(weight, bits)
     return (values.float() * scale.to(weight.dtype).float()).t()
 
@@ -254,7 +254,7 @@ def _from_bytes(stored: Tensor, bits: int, *, signed: bool) -> Tensor:
 
 
 def strength(weights: Sequence[Tensor], inputs: Tensor, alpha: float) -> Tensor:
-    """SmoothQuant's s of matrices with the same inputs, [inputs] float64; inputs: largest absolute values, [inputs]."""
+    """Compute SmoothQuant's s, [inputs] float64, of matrices with the same inputs. inputs: [inputs], largest values."""
     wide = torch.stack([weight.abs().amax(dim=0) for weight in weights]).amax(dim=0).double().clamp(min=_LEAST)
     return (inputs.double().clamp(min=_LEAST).pow(alpha) / wide.pow(1 - alpha)).clamp(min=_LEAST)
 
@@ -279,12 +279,12 @@ def to_int8(matrix: Tensor, parts: Sequence[int], *, per_channel: bool) -> tuple
 
 
 def static_scales(inputs: Tensor, output: Tensor, to_int: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Three scales of a product with a fixed input scale. inputs: largest input by channel; output: the largest output.
+    """Compute a product's scales for a fixed input scale. inputs: largest input by channel; output: the largest output.
 
     Returns float32: the factor from the sum of whole numbers to the outputs' int8 range, [1] or [outputs]; the scale of
     the outputs, one number; the factor for the inputs, one number.
     """
-    # torch divides a number by a tensor as reciprocal, then product. Its two roundings are those of TensorRT-LLM.
+    # In torch, number / tensor is a reciprocal, then a product. TensorRT-LLM divides so, and the two roundings count.
     of_inputs = inputs.max().reciprocal() * INT8_LIMIT
     of_output = output.reciprocal() * INT8_LIMIT
     accumulated = of_output / (of_inputs * to_int[0] if len(to_int) == 1 else of_inputs * to_int)
@@ -292,7 +292,7 @@ def static_scales(inputs: Tensor, output: Tensor, to_int: Tensor) -> tuple[Tenso
 
 
 def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
-    """largest: float16, the largest weights  →  127 / largest, and its reciprocal, both float32."""
+    """Return 127 / largest, and its reciprocal, both float32. largest: the largest weights, float16."""
     half = largest.reciprocal() * INT8_LIMIT
     # For weights below 0.002 the scale exceeds float16, so it is computed in float32.
     wide = INT8_LIMIT / largest.float().clamp(min=_LEAST_HALF)

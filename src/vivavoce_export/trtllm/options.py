@@ -142,7 +142,7 @@ SIZES = {
 
 
 def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dtype) -> dict[str, Any]:
-    """The checkpoint's `config.json`. TensorRT-LLM fails on unknown keys in `mapping` and `quantization`."""
+    """Make the checkpoint's `config.json`. TensorRT-LLM fails on unknown keys in `mapping` and `quantization`."""
     return {
         "architecture": "Qwen2ForCausalLM",
         "dtype": str(dtype).removeprefix("torch."),
@@ -183,7 +183,7 @@ def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dt
 
 
 def read_checkpoint_config(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[QwenSizes, ConvertOptions]:
-    """Sizes and options from which a `config.json` was made; record: the options that this file does not contain."""
+    """Return the sizes and options from which `config.json` was made; record: holds the options that it lacks."""
     try:
         mapping, quantization = config["mapping"], config["quantization"]
         algorithm = quantization["quant_algo"] or ""
@@ -205,7 +205,7 @@ def read_checkpoint_config(config: Mapping[str, Any], record: Mapping[str, Any])
 
 
 def build_command(checkpoint: str, engine: str, dtype: str) -> tuple[str, ...]:
-    """The program and arguments that build an engine from a checkpoint, on a machine with TensorRT-LLM."""
+    """Return the program and arguments that build an engine from a checkpoint, on a machine with TensorRT-LLM."""
     limits = ("--max_batch_size", "16", "--max_num_tokens", "32768")
     return "trtllm-build", "--checkpoint_dir", checkpoint, "--output_dir", engine, *limits, "--gemm_plugin", dtype
 

@@ -77,7 +77,7 @@ class Reread:
         return self.sizes.shapes | ({} if self._bias is None else {HEAD_BIAS: (self.sizes.vocab_size,)})
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """One tensor, or some rows of it, in float32 if the tensor was quantised, else in the stored dtype."""
+        """Read a tensor, or some rows of it, in float32 if the tensor was quantised, else in the stored dtype."""
         if name == HEAD_BIAS and self._bias is not None:
             return self._bias[rows].clone()
         if name in (EMBEDDING, FINAL_NORM, HEAD):
@@ -86,7 +86,7 @@ class Reread:
         return self._layer_tensor(int(index), inner)[rows]
 
     def effects(self, layer: int) -> LayerEffects:
-        """How the engine rounds the activations of a layer."""
+        """Return the functions that round a layer's activations as the engine does."""
         options = self.plan.options
         changes: dict[str, Change] = {}
         for name, matrix in MATRICES.items() if options.smoothquant is not None else ():
@@ -120,7 +120,7 @@ class Reread:
         return whole.split(self.sizes.qkv_rows)[parts.index(module)] if len(parts) > 1 else whole
 
     def _matrix(self, layer: int, name: str) -> Tensor:
-        """The matrix [outputs, inputs] that has the engine's effect on inputs that a smoother has not divided yet."""
+        """Return the matrix [outputs, inputs] that computes the engine's outputs from inputs before their smoothing."""
         options, weights = self.plan.options, self._all(layer, f"{name}.weight")
         if options.weight_only is not None:
             bits = BITS[options.weight_only]
@@ -179,8 +179,8 @@ def _row_scale(values: Tensor) -> Tensor:
 class LogitsCheck:
     """Differences of logits, over all positions that predict speech and all ids that can be chosen.
 
-    relative_error: Euclidean norm of the difference, divided by the norm of the source's; top1_agreement: share of
-    the positions at which both models prefer the same id.
+    relative_error: Euclidean norm of the differences, divided by the norm of the source's logits; top1_agreement: share
+    of the positions at which the same id has the largest logit in both models.
     """
 
     relative_error: float
@@ -193,7 +193,7 @@ class LogitsCheck:
 def compare_logits(
     source: Source, checkpoint: Reread, prompts: Sequence[Prompt], layer_done: Callable[[], None] = lambda: None
 ) -> LogitsCheck:
-    """Run both models in parts; a part is a layer, or a block of the head. `layer_done` is called after each layer.
+    """Compare the logits of both models, which run by layers and by blocks of the head. layer_done: after each layer.
 
     The source runs in float32. The checkpoint has the weights and the rounding of its TensorRT engine; all other matrix
     products are in float32.
@@ -234,7 +234,7 @@ def write_back(
 ) -> None:
     """Write a model folder in the official layout that speaks with the merged model. Memory use is bounded.
 
-    official: the model's official folder, whose other parts are copied; vocabulary: of the merged model; force: replace
+    official: the model's official folder; its other parts are copied. vocabulary: of the merged model. force: replace
     an earlier result. InvalidRequest: the target has other content.
     """
     check_target(target, official, force=force, mark=WRITTEN_BACK, field="write-back")
