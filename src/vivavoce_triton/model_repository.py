@@ -168,7 +168,7 @@ VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]
         **dict.fromkeys(_LEFT_TO_THE_ENGINE.split(), ("", _text)),
     }
 )
-"""Variable → (default, None if a value is required; allowed words, or a function that converts or refuses a value)."""
+"""Variable → (default, or None if a value is required; allowed words, or a function that converts or refuses values)"""
 
 
 def fill_template(text: str, values: Mapping[str, str], *, name: str = "template") -> str:
@@ -239,7 +239,7 @@ class ModelSet(str, Enum):
     FAST = "fast"
     """`vivavoce`: the whole engine in one model."""
     BOTH = "both"
-    """`staged` and `fast` together; on a GPU, `cosyvoice2` and `vivavoce` then share its memory."""
+    """`staged` and `fast` together. On a GPU, their models share its memory."""
     COSYVOICE3 = "cosyvoice3"
     """The layout for CosyVoice3: the model `cosyvoice3`, a `token2wav` that outputs mels, and a `vocoder`."""
     DIT = "dit"
@@ -257,12 +257,12 @@ _STAGES = {
     ModelSet.COSYVOICE3: ("token2wav", "vocoder"),
     ModelSet.DIT: ("token2wav_dit",),
 }
-"""The other models of each set, without the language model and the models that encode recordings."""
+"""The models of each set besides the speaking model, the language model and the models that encode recordings."""
 _MADE_FOR = {ModelSet.COSYVOICE3: Generation.V3, ModelSet.DIT: Generation.V2}
 
 
 def check_fits(models: ModelSet, folder: Path) -> None:
-    """Check the folder's model. `InvalidRequest`: the set of models is made for another generation.
+    """Check that the folder's model fits the set. `InvalidRequest`: the set is made for another generation of models.
     `UnsupportedModel`: the model is Step-Audio 2's, not CosyVoice's. Other errors are those of `detect_generation`.
     """
     try:
@@ -323,7 +323,7 @@ _FOLDERS = ("model_dir", "llm_tokenizer_dir", "engine_dir", "tokenizer_dir", "vo
 
 @dataclass(frozen=True)
 class RepositoryPlan:
-    """values: template variables that do not follow from the other fields. Relative folders become absolute.
+    """values: template variables that do not follow from the other fields; filled: all variables; folders are absolute.
 
     `InvalidRequest`: `values` has a variable that follows from other fields, or lacks the language model's folder.
     """

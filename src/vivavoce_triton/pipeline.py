@@ -65,10 +65,10 @@ class PipelineSettings:
     """Settings of one run. `InvalidRequest`: a value is unknown or out of its limits.
 
     first, last: stages 0 to 6; work: folder of all results; model: a name or a folder; hub: hf or modelscope; spk2info:
-    file or URL of stored speakers; language_model: its runtime, None for the best installed one; engine_dtype: the
-    engine's data type; values: template variables; environment: folder for the wheel's server, None for the default.
-    The clients request text, or manifest's lines, in the voice of reference (None for the server's default voice).
-    num_tasks: concurrent users; batch_sizes: None for the usual sizes that the texts fill; device: for stages 1 and 6.
+    file or URL of stored speakers; language_model: its runtime, None for the best that is installed; engine_dtype: data
+    type of a built engine; values: template variables; environment: folder for the wheel's server, None for the
+    default. Clients request `text`, or the manifest's lines, in the voice of `reference` (None: the server's default).
+    num_tasks: concurrent users; batch_sizes: None for the usual ones that the texts fill; device: of stages 1 and 6.
     """
 
     first: int
@@ -122,7 +122,7 @@ class PipelineSettings:
 
 
 def run_command(command: Sequence[str]) -> None:
-    """Run a command with our own streams. `InvalidRequest`: its exit code was 2. `StageFailed`: it failed."""
+    """Run a command with our own streams. `InvalidRequest`: its exit code is 2. `StageFailed`: it failed otherwise."""
     code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
     name = " ".join(["vivavoce", *command[5:7]]) if command[1] == "-c" else command[0]
     if code == 2:
@@ -158,7 +158,7 @@ def _run_stage(pipeline: Pipeline, number: int) -> None:
 
 
 def _inputs(pipeline: Pipeline, stage: Stage) -> Results:
-    """Everything that a stage's result depends on; files are given by path, size and time of change."""
+    """Return all that a stage's result depends on. Files are given by path, size and time of change."""
     found: Results = {name: getattr(pipeline.settings, name) for name in stage.settings.split()}
     installed = [BUILDER] * (shutil.which(BUILDER) is not None) + ["tensorrt_llm"] * has_package("tensorrt_llm")
     found |= {"stages": [pipeline.results_of(number) for number in stage.needs], "installed": installed}
@@ -212,7 +212,7 @@ class Pipeline:
         return self.root / "stages" / f"{stage}-{STAGES[stage].name}.json"
 
     def results_of(self, stage: int) -> Results:
-        """The results that a stage saved. `InvalidRequest`: the stage was not done in this folder."""
+        """Return the results that a stage saved. `InvalidRequest`: the stage was not done in this folder."""
         note = _read_note(self.note_path(stage))
         if note is None:
             raise InvalidRequest(
@@ -250,7 +250,7 @@ class Pipeline:
             server.stop()
 
     def reach_server(self) -> tuple[str, str]:
-        """host:port for HTTP and for gRPC: of our server, else of a server at the chosen ports, else of a new one."""
+        """Return host:port for HTTP and gRPC: of this run's server, or of one at the chosen ports, or of a new one."""
         settings = self.settings.server
         if self.server is None and settings.http_port:
             host = settings.reached_at
@@ -301,7 +301,7 @@ def _convert(pipeline: Pipeline) -> Results:
     built, own = chosen is LanguageModelRuntime.ENGINE, chosen is LanguageModelRuntime.VIVAVOCE
     if settings.models is ModelSet.FAST and detect_generation(Path(model_dir)) not in CONTROLS:
         pipeline.say(
-            "nothing to convert: CosyVoice 1's language model runs nowhere else, and vivavoce needs no other form"
+            "nothing to convert: CosyVoice 1's language model runs in vivavoce only, which reads the model's folder"
         )
         return {"language_model": LanguageModelRuntime.VIVAVOCE.value, "merged_dir": "", "engine_dir": None}
     checkpoint, engine = pipeline.root / "trtllm_checkpoint", pipeline.root / "trtllm_engine"
@@ -312,7 +312,7 @@ def _convert(pipeline: Pipeline) -> Results:
         made["build"] = shlex.join(build_command(str(checkpoint), str(engine), dtype))
         folders = ["--model-dir", model_dir, "--output-dir", checkpoint]
         pipeline.vivavoce("export", "trtllm", *folders, "--dtype", dtype, "--force", "--quiet")
-        pipeline.say("the engine's line: " + made["build"])
+        pipeline.say("the command that builds the engine: " + made["build"])
     if built:  # build the engine in a temporary folder, so that its own folder is complete or missing
         new = engine.with_name(engine.name + ".new")
         shutil.rmtree(new, ignore_errors=True)
@@ -343,7 +343,7 @@ def _create_repository(pipeline: Pipeline) -> Results:
     check_fits(settings.models, Path(plan.filled["model_dir"]))
     if settings.models is ModelSet.DIT:
         pipeline.say("token2wav_dit has the tensors of the original deployment, and CosyVoice2's own flow: no DiT")
-    unchanged = "" if render_repository(plan, pipeline.repository) else " (as they were)"
+    unchanged = "" if render_repository(plan, pipeline.repository) else " (unchanged)"
     pipeline.say(f"{settings.mode.value}: {', '.join(plan.names)} in {pipeline.repository}{unchanged}")
     return {"repository": str(pipeline.repository), **plan.facts}
 
@@ -411,7 +411,7 @@ def _benchmark(pipeline: Pipeline) -> Results:
 
 
 class Stage(NamedTuple):
-    """needs: earlier stages; a stage without needs always runs. settings: options on which its result depends."""
+    """needs: stages whose results it uses; without needs, it always runs. settings: fields that change its result."""
 
     name: str
     title: str
@@ -433,7 +433,7 @@ STAGES = (
 
 
 def interpreter_with_grpc(environment: Path | None, say: Say) -> Path:
-    """A Python interpreter that has Triton's gRPC client: the running one, or that of the server's environment."""
+    """Return a Python interpreter that has Triton's gRPC client: the running one, or the server environment's."""
     return Path(sys.executable) if has_package("tritonclient") else ensure_environment(environment, say).python
 
 

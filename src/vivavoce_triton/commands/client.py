@@ -82,7 +82,7 @@ class LoadFlags:
     use_spk2info_cache: str = flag("Send no recordings: the server has the voice.", "True|False", default="False")
 
     def utterances(self) -> list[Utterance]:
-        """The utterances to request. `InvalidRequest`: not exactly one source is given, or it is unreadable."""
+        """Return the utterances to request. `InvalidRequest`: not exactly one source is given, or it is unreadable."""
         given = {
             "--target-text": self.target_text,
             "--manifest-path": self.manifest_path,
@@ -112,7 +112,7 @@ class LoadFlags:
         return "single"
 
     def options(self, manner: Manner, timeout_s: float, folder: Path | None) -> LoadOptions:
-        """Raises InvalidRequest for options that the client cannot use."""
+        """Make the options of the load test. `InvalidRequest`: the client cannot use an option."""
         cached = _TRUTHS.get(self.use_spk2info_cache.lower())
         if cached is None:
             raise InvalidRequest(f"use_spk2info_cache: {self.use_spk2info_cache!r} is unknown; write True or False")
@@ -234,7 +234,7 @@ def _deliver(report: Report, score: Score | None, folder: Path | None, label: st
         try:
             with reporter.working("listening …"):
                 report = report.scored(score)
-        except VivavoceError as error:  # report the figures of the load test all the same
+        except VivavoceError as error:  # report the figures of the load test even so
             unheard = error
     print(report.text())
     if folder is not None:
@@ -248,7 +248,7 @@ def _deliver(report: Report, score: Score | None, folder: Path | None, label: st
 
 
 def _scoring(asked: LoadOptions, recogniser: str) -> Score:
-    """Test the recogniser before the load starts, and make the function that scores the audio; same errors as eval."""
+    """Test the recogniser before the load starts, and return the function that scores audio. Errors: as in eval."""
     from vivavoce_bench.evaluate.assessment import Instruments, assess, ready
     from vivavoce_bench.evaluate.cases import Case, cases_of
     from vivavoce_bench.evaluate.speaking import Clip

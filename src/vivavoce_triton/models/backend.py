@@ -45,6 +45,8 @@ _CODES = {
 
 
 class InnerError(Exception):
+    """An error of another model on the server. code: Triton's error code."""
+
     def __init__(self, message: str, code: Any) -> None:
         super().__init__(message)
         self.code = code
@@ -86,7 +88,7 @@ class Parameters:
         return _SWITCHES[word]
 
     def number(self, name: str, kind: Callable[[str], T], wanted: str) -> T | None:
-        """The parameter's number, or None if empty. `InvalidRequest`: not a number; wanted: advice for the message."""
+        """Return the parameter's number, or None if empty. `InvalidRequest`, which asks for `wanted`: not a number."""
         try:
             return kind(self[name]) if self[name] else None
         except ValueError:
@@ -287,7 +289,7 @@ class AsyncModel:
 
     @asynccontextmanager
     async def watched(self, left: Callable[[], bool], give_up: Callable[[], None]) -> AsyncIterator[None]:
-        """Inside the block, poll `left`, because the server has no callback. Call `give_up` once `left` is true."""
+        """Inside the block, poll `left`, because the server has no callback. When `left` is true, call `give_up`."""
         over = asyncio.Event()
 
         async def watch() -> None:

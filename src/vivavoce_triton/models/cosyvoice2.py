@@ -72,7 +72,7 @@ class DecodedTokens:
             self._changed.notify_all()
 
     def wait(self, count: int | None) -> tuple[int, ...]:
-        """Wait for the first `count` tokens (None: all), fewer if the segment ends. Raises the error given to `end`."""
+        """Return the first `count` tokens (None: all) when they are there or the segment ends; raises `end`'s error."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or (count is not None and len(self.tokens) >= count))
             if self._error is not None:
@@ -158,7 +158,7 @@ class CosyVoice2Model:
         )
 
     def _audio(self, request: Any, left: Callable[[], bool]) -> Speech:
-        """The audio of a request. The inner requests end if the iterator is closed or `left` returns True."""
+        """Yield the audio of a request. Its inner requests end if the iterator is closed or `left` returns True."""
         check_present(left)
         wanted = read_request(Inputs(self._backend, request), "official")
         segments = self._front_end.requests(wanted.text, self._voices.of(wanted), wanted.options)

@@ -43,21 +43,21 @@ _KEPT = 64
 
 
 def merged_prompt(vocabulary: MergedVocabulary, segment: SegmentRequest) -> tuple[int, ...]:
-    """`<|sos|>`, the reference's transcript, the segment's text, `<|task_id|>`, the reference's speech tokens."""
+    """Join `<|sos|>`, the reference's transcript, the segment's text, `<|task_id|>`, the reference's speech tokens."""
     voice = segment.conditioning
     speech = map(vocabulary.speech, voice.lm_prompt_tokens)
     return (vocabulary.sos, *voice.lm_text, *segment.text, vocabulary.task, *speech)
 
 
 def output_length(segment: SegmentRequest) -> tuple[int, int]:
-    """Smallest and largest number of speech tokens for the segment."""
+    """Return the smallest and the largest number of speech tokens for the segment."""
     size, bounds = len(segment.text), segment.sampling
     most = min(int(bounds.max_ratio * size), max(USUAL_TOKENS, int(_LONG_RATIO * size)))
     return max(1, min(int(bounds.min_ratio * size), most)), most
 
 
 def spoken_tokens(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
-    """The speech tokens (0 … V − 1) before the first id that is not a speech token, and that id, or None."""
+    """Return the speech tokens (0 … V − 1) before the first id that is not a speech token, and this id, or None."""
     count = next((index for index, one in enumerate(ids) if not vocabulary.is_speech(one)), len(ids))
     tokens = tuple(one - vocabulary.text_size for one in ids[:count])
     return tokens, ids[count] if count < len(ids) else None
@@ -171,11 +171,11 @@ class InnerToken2Wav:
         self._open = False
 
     def whole(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The whole audio of speech tokens (0 … V − 1), [n] float32. `InnerError`: the model refused or failed."""
+        """Return all audio of speech tokens (0 … V − 1), [n] float32. `InnerError`: the model refused or failed."""
         return self._ask(tokens, "", self._voice)
 
     def step(self, tokens: Sequence[int], offset: int, *, last: bool) -> NDArray[np.float32]:
-        """The next audio, [n] float32. tokens: all so far, with lookahead; offset: number of tokens spoken before."""
+        """Return the next audio, [n] float32. tokens: all so far, with lookahead; offset: number already spoken."""
         voice = {} if self._open else self._voice  # only the first step sends the voice
         self._open = not last
         if self._dit:
@@ -230,7 +230,7 @@ class StagedExtractor:
         self._text, self._threads = text, threads
 
     def extract(self, source: AudioSource, transcript: str = "") -> Voice:
-        if not isinstance(source, Audio):  # the stored voice has another model's features: use its recording
+        if not isinstance(source, Audio):  # the recording of a stored voice whose features are another model's
             assert not isinstance(source, tuple)
             audio = decode_audio(source)
             source = Audio(resample_sinc(audio.samples, audio.sample_rate, SAMPLE_RATE).numpy(), SAMPLE_RATE)
@@ -327,7 +327,7 @@ class EndpointLanguageModel:
         }
 
     def _read(self, text: str) -> tuple[list[int], str]:
-        """The complete speech tokens in the text, and the rest of the text after them."""
+        """Return the complete speech tokens in the text, and the rest of the text after them."""
         found = list(_SPEECH.finditer(text))
         rest = text[found[-1].end() :] if found else text
         if len(rest) > _MOST_OTHER:
@@ -338,7 +338,7 @@ class EndpointLanguageModel:
 
 
 def _content(line: str) -> str | None:
-    """The text in one line of server-sent events; "" if the line has no text, None if the response has ended."""
+    """Return the text in a line of server-sent events: "" if the line has no text, None if the response has ended."""
     if not line.startswith("data:"):
         return ""
     data = line.removeprefix("data:").strip()

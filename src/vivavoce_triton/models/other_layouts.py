@@ -111,7 +111,7 @@ class MelVocoder:
         """Do nothing: the model has no state."""
 
     def _speech(self, request: Any) -> Samples:
-        """The audio of one request. `InvalidRequest`: a tensor is missing or has a wrong value."""
+        """Return the audio of one request. `InvalidRequest`: a tensor is missing or has a wrong value."""
         check_present(request.is_cancelled)
         inputs, bins = Inputs(self._backend, request), self._config.num_mel_bins
         mel, last, seed = inputs.array("mel"), inputs.number("finalize"), int(inputs.number("seed") or 0)

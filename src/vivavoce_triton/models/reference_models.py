@@ -93,7 +93,7 @@ class SpeakerEmbedding(_ReferenceModel):
 
 
 def _read_reference(inputs: Inputs, *, padded: bool) -> Tensor:
-    """A copy of the recording, [n] float32 in [−1, 1] at 16 kHz."""
+    """Return a copy of the recording, [n] float32 in [−1, 1] at 16 kHz."""
     samples, length = inputs.floats("reference_wav"), None
     if samples is None:
         raise InvalidAudio("reference_wav: is missing; send a recording of 16 kHz in [-1, 1]")
@@ -108,9 +108,9 @@ def _read_reference(inputs: Inputs, *, padded: bool) -> Tensor:
 
 
 def onnx_providers(device: torch.device, *, tensorrt: bool = False) -> list[str]:
-    """Installed execution providers, best first. They can use only the first GPU; another GPU's models run on the CPU.
+    """Return ONNX Runtime's installed execution providers, best first. tensorrt: put TensorRT first if installed.
 
-    tensorrt: put TensorRT first if it is installed.
+    They can use only the first GPU. A model for another GPU therefore runs on the CPU.
     """
     if device.type != "cuda" or device.index:
         return [CPU_PROVIDER]

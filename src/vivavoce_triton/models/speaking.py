@@ -39,7 +39,7 @@ class SpokenRequest:
 
 
 def read_request(inputs: Inputs, reading: Normalization) -> SpokenRequest:
-    """Read a request; reading: the default. `InvalidText`, `InvalidAudio` or `InvalidRequest` names the bad tensor."""
+    """Read a request. reading: default of this input. `InvalidText`, `InvalidAudio`, `InvalidRequest`: a bad tensor."""
     text = inputs.text("target_text")
     if not text.strip():
         raise InvalidText("target_text: is empty; send some text")
@@ -82,7 +82,7 @@ def recording(samples: NDArray[np.float32], length: int | None = None) -> Audio:
 
 
 def chunk_policy(parameters: Parameters) -> ChunkPolicy | None:
-    """The rule for chunk sizes, or None for whole responses. `InvalidRequest`: the chunk strategy is unknown."""
+    """Return the rule for chunk sizes, or None for whole responses. `InvalidRequest`: the chunk strategy is unknown."""
     policy = ChunkPolicy.parse(parameters["dynamic_chunk_strategy"] or "exponential")
     return policy if parameters.decoupled else None
 

@@ -114,7 +114,7 @@ def _asks_for_nothing(values: NDArray[Any], harmless: tuple[float, ...]) -> bool
 
 
 def read_prompt(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Split `<|sos|>`, text, `<|task_id|>`, speech into (text ids, speech tokens 0 … V − 1), or `InvalidRequest`."""
+    """Split `<|sos|>` text `<|task_id|>` speech into text ids and speech tokens 0 … V − 1. `InvalidRequest`: bad id."""
     if not ids or ids[0] != vocabulary.sos:
         found = str(ids[0]) if ids else "nothing"
         raise InvalidRequest(f"input_ids: begin with {found}, not with <|sos|> ({vocabulary.sos}); put it first")
@@ -139,10 +139,11 @@ def read_prompt(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple
 
 @dataclass(frozen=True, eq=False)
 class TokensRequest:
-    """A request for speech tokens. None stands for the model's default.
+    """A request for speech tokens. A field that is None has the model's default.
 
-    prompt: merged ids; max_tokens, min_tokens: of speech; may_end: if False, generate exactly max_tokens; top_k: 0 for
-    all ids; embedding_bias: [rows of the merged head] float32, added to logits; outputs: wanted names, empty for all.
+    prompt: merged ids; max_tokens, min_tokens: speech tokens; may_end: if False, generate exactly max_tokens; top_k: 0
+    for all ids; embedding_bias: [rows of the merged head] float32, added to logits; with_prompt: whether to return the
+    prompt before the new ids; outputs: names of the wanted outputs, empty for all.
     """
 
     prompt: tuple[int, ...]
@@ -163,7 +164,7 @@ class TokensRequest:
 def read_tokens_request(
     inputs: Inputs, vocabulary: MergedVocabulary, *, llmapi: bool, excludes_prompt: bool
 ) -> TokensRequest:
-    """Read a request; excludes_prompt: default of this input. `InvalidRequest`: an input is missing or out of range."""
+    """Read a request. excludes_prompt: default of `exclude_input_in_output`. `InvalidRequest`: an input is wrong."""
     ids = inputs.ids("input_ids")
     if ids is None:
         raise InvalidRequest("input_ids: is missing; send the prompt")
@@ -226,6 +227,8 @@ _CACHE_SETTINGS = {
 
 
 class EngineSource:
+    """Generates tokens with this package's engine."""
+
     llmapi = False
 
     def __init__(self, engine: Engine, vocabulary: MergedVocabulary) -> None:
@@ -237,7 +240,7 @@ class EngineSource:
 
     @classmethod
     def load(cls, parameters: Parameters, streams: int | None = None) -> EngineSource:
-        """Load `model_dir`, or the merged folder `gpt_model_path`. streams: number to warm up for; None: any number."""
+        """Load `model_dir`, or the merged folder `gpt_model_path`. streams: number to warm up for, None for any."""
         device, wanted = parameters.device, "one above 0, 1 at most"
         share = parameters.number("kv_cache_free_gpu_mem_fraction", float, wanted)
         merged = parameters.path("gpt_model_path")
@@ -253,7 +256,7 @@ class EngineSource:
         return cls(engine, vocabulary)
 
     def start(self, request: TokensRequest) -> TokenHandle:
-        """Start. `InvalidRequest`: it exceeds a slot, or its bias is foreign; `Overloaded`: too many requests wait."""
+        """Start generating. `InvalidRequest`: too long for a slot, or a foreign bias; `Overloaded`: too many wait."""
         self._check_bias(request.embedding_bias)
         vocabulary = self.engine.models.config.lm.vocabulary
         rows = speech_prompt(vocabulary, *read_prompt(self.vocabulary, request.prompt))
@@ -299,7 +302,7 @@ def _merged(folder: Path, device: torch.device) -> tuple[LanguageModel, MergedVo
 class LLMSource:
     """Generates tokens with `tensorrt_llm.LLM`. api: the module tensorrt_llm; sampling: defaults for requests.
 
-    bias: [rows of the head] float32, the default for requests. A plain Qwen2 has no bias that could forbid text ids.
+    bias: [rows of the head] float32, the default for requests. It forbids text ids: a plain Qwen2 has no bias itself.
     """
 
     llmapi, first_id = True, 0
@@ -344,8 +347,8 @@ class LLMSource:
         bias = self._bias if request.embedding_bias is None else torch.from_numpy(request.embedding_bias)
         if len(bias) != len(self._bias):
             raise InvalidRequest(
-                f"embedding_bias: {len(bias)} numbers, the head has {len(self._bias)} rows; send as many, or leave it "
-                "out for the model's own"
+                f"embedding_bias: {len(bias)} numbers, the head has {len(self._bias)} rows; send a number per row, or "
+                "leave it out for the model's own bias"
             )
         if not request.may_end:
             bias = bias.clone()
@@ -423,7 +426,7 @@ class TensorrtLLM(AsyncModel):
         for name in () if self._decoupled else ("stop", "streaming"):
             if inputs.switch(name):
                 raise InvalidRequest(
-                    f"{name}: this model is not decoupled and answers once; send false or leave it out"
+                    f"{name}: this model is not decoupled: a request has one response; send false or leave it out"
                 )
         return read_tokens_request(
             inputs, self._source.vocabulary, llmapi=self._source.llmapi, excludes_prompt=self._excludes_prompt

@@ -65,9 +65,9 @@ Samples = NDArray[np.float32]
 class SynthesisRequest:
     """A request; voice, seed and speed are None if they are not given.
 
-    tokens: speech tokens (0 … V − 1); in a stream, all tokens since its start. offset: how many of them earlier
+    tokens: speech tokens (0 … V − 1); in a stream, all tokens since its start. offset: number of tokens that earlier
     requests spoke; None if the request is not part of a stream. relative: whether a step has only the tokens that were
-    not spoken, so that the offset is known from the stream.
+    not spoken yet; the stream then gives the offset.
     """
 
     tokens: tuple[int, ...]
@@ -118,7 +118,7 @@ class RequestReader:
         return SynthesisRequest(tokens, self.voice(inputs), seed, speed, name, step, bool(last), relative)
 
     def voice(self, inputs: Inputs) -> Conditioning | None:
-        """The request's voice, or None. `InvalidRequest`: a part of it is missing, too long, or does not fit."""
+        """Return the request's voice, or None. `InvalidRequest`: a part of it is missing, too long, or does not fit."""
         extract, wave = self._extract, None if self._extract is None else inputs.floats("reference_wav")
         if extract is not None and wave is not None:
             audio = recording(wave, inputs.whole("reference_wav_len", 1, len(wave)))
@@ -177,7 +177,7 @@ class RequestReader:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits. streams: number; nbytes: memory of all streams, without flow pages; idle_s: seconds without a step."""
+    """Limits of open streams: their number; bytes in all, without flow pages; seconds without a step until the end."""
 
     streams: int = 1_024
     nbytes: int = 512 << 20
@@ -186,7 +186,7 @@ class Bounds:
 
 @dataclass(eq=False)
 class SynthesisStream:
-    """An open stream. nbytes: its memory; tokens: [n], the last step's; spoken: tokens whose audio was requested."""
+    """An open stream. nbytes: its memory; tokens: [n], all so far; spoken: number of tokens with requested audio."""
 
     id: str
     handle: Handle
@@ -202,7 +202,7 @@ class SynthesisStream:
         self.chunks: Iterator[AudioChunk] = iter(self.handle)
 
     def push(self, asked: SynthesisRequest, offset: int, lookahead: int) -> None:
-        """Add a step. lookahead: number of tokens at the step's end that get no audio yet, except in the last step.
+        """Add a step. lookahead: number of tokens at the step's end that get no audio yet (0 in the last step).
 
         `InvalidRequest`: the step was made before, leaves a gap, contradicts earlier steps, or has too few tokens.
         """
@@ -218,10 +218,10 @@ class SynthesisStream:
         if not np.array_equal(asked.tokens[:known], self.tokens):
             raise InvalidRequest(f"{TOKENS}: do not begin with the {known} tokens before; send all tokens so far")
         if asked.voice is not None and asked.voice.flow_key != self.voice.flow_key:
-            raise InvalidRequest("prompt: differs from the stream's first step; repeat that, or leave it out")
+            raise InvalidRequest("prompt: differs from the first step's; send that prompt again, or leave it out")
         for name, value, began in (("seed", asked.seed, self.seed), ("speed", asked.speed, self.speed)):
             if value is not None and value != began:
-                raise InvalidRequest(f"{name}: is {value}, but was {began} at first; repeat that, or leave it out")
+                raise InvalidRequest(f"{name}: is {value}, but the first step had {began}; send {began} or nothing")
         ahead = 0 if asked.final else lookahead
         hop = len(asked.tokens) - offset - ahead
         if hop < 1:
@@ -246,7 +246,7 @@ class Token2Wav:
 
     engine: has a flow and a vocoder; `close` closes it. It must admit every stream, as clients set the pace. text_size:
     first merged id of speech. default: voice of requests without a voice, or None to refuse them. extract: see
-    `RequestReader`. bins: 0 if the output is audio, else the bins of the engine's mel: `mel` [1, bins, frames].
+    `RequestReader`. bins: 0 if the output is audio; else the output is `mel` [1, bins, frames].
     """
 
     def __init__(
@@ -400,7 +400,7 @@ class Token2Wav:
             )
 
     def _kept_bytes(self, voice: Conditioning) -> int:
-        """Largest memory that a stream keeps between steps, in bytes, without the flow's pages."""
+        """Return the largest number of bytes that a stream keeps between steps, without the flow's pages."""
         vocoder = self._config.vocoder
         given = (voice.embedding, voice.flow_tokens, voice.flow_mel)
         own = 2 * sum(tensor.nbytes for tensor in given)  # on the host and on the device
@@ -418,7 +418,7 @@ def load_models(given: Parameters) -> Models:
 
 
 def open_engine(given: Parameters, models: Models, stages: Stages = Stages()) -> Engine:
-    """An engine that is warmed up and admits every stream. stages: as for `Engine`."""
+    """Make an engine that admits every stream, and warm it up. stages: as for `Engine`."""
     settings = EngineSettings(memory_bytes=_memory_bytes(given, models.device), admission=AdmissionMode.ALL)
     engine = Engine(models, settings, stages=stages)
     engine.warm_up(0.0)
@@ -426,7 +426,7 @@ def open_engine(given: Parameters, models: Models, stages: Stages = Stages()) ->
 
 
 def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning | None:
-    """The default voice from spk2info.pt, or None. name: "" for the release's speaker, or else the first voice.
+    """Return the default voice from spk2info.pt, or None. name: "" for the released speaker, or else the first voice.
 
     For a stored voice's name the result is None, without an error: `cosyvoice2` sends stored voices with its requests.
     """
@@ -442,7 +442,7 @@ def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning
 
 
 def _memory_bytes(parameters: Parameters, device: torch.device) -> int | None:
-    """Memory limit on a CUDA device, weights included: `memory_gb`, else weights and `FREE_SHARE` of free memory."""
+    """Return the limit in bytes on CUDA (else None): `memory_gb`, or the weights and `FREE_SHARE` of free memory."""
     given = parameters.number("memory_gb", float, "gigabytes above 0, or leave it empty")
     if given is not None and not 0 < given < 10_000:
         raise InvalidRequest(f"memory_gb: {given:g} is not a number of gigabytes above 0; give one, or leave it empty")

@@ -47,7 +47,7 @@ class VivavoceModel(AsyncModel):
         told, rate = parameters.number("sample_rate", int, "the model's"), config.rates.sample_rate
         if told not in (None, rate):  # with a wrong rate, clients would play the audio too fast or too slowly
             raise InvalidRequest(f"sample_rate: {told} in config.pbtxt, but the model's rate is {rate}; write {rate}")
-        parameters.switch("use_spk2info_cache")  # an error of this parameter must come before the model is loaded
+        parameters.switch("use_spk2info_cache")  # raise an error of this parameter before the model's slow loading
         names = {name: parameters[name] or "torch" for name in ("lm_backend", "flow_backend")}
         counts = {name: parameters.number(name, int, "a whole number") or 1 for name in ("trt_concurrent", "tp", "pp")}
         trusted: Any = parameters.switch("trust_model_code")

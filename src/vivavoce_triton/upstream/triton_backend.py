@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 MODELS = ("vivavoce", "cosyvoice2", "cosyvoice3", "cosyvoice2_dit")
-"""Names of models to try; the first one that the server has is used."""
+"""Names of models to try, in this order; the first model that the server has is used."""
 SENTENCE_S = 300.0
 """Timeout of the request for one sentence, in seconds."""
 CHECK_S = 5.0
 """Timeout of a readiness check, in seconds."""
 FRESH_S = 2.0
-"""Seconds for which the result of a readiness check is used."""
+"""Age in seconds at which the result of a readiness check is old."""
 
 
 class _Call:
@@ -73,9 +73,8 @@ class _Call:
 
 
 class TritonStream:
-    """A `SpeechStream` that sends one request per sentence. It requests the next sentence while a sentence is played.
-
-    ask: (sentence, its index) → audio; on_end: called once, when the stream ends.
+    """A `SpeechStream` that sends one request per sentence. It requests the next sentence when the audio of a sentence
+    begins to arrive. ask: (sentence, its index) → audio; on_end: called once, when the stream ends.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class TritonBackend:
     """A `SpeechBackend` on one event loop. Use `open` to create it."""
 
     stuck, voice_store = False, "ok"
-    """A server that does not respond counts as not ready, never as stuck. The voice store is a folder of files."""
+    """A server that does not respond counts as not ready, never as stuck. The voice store, a folder, cannot fail."""
 
     def __init__(self, address: str, folder: VoicesFolder | None, clock: Callable[[], float]) -> None:
         self._address, self._folder, self._clock = address, folder, clock
@@ -179,7 +178,7 @@ class TritonBackend:
         self._streams: set[TritonStream] = set()
         self._closing = False
         self._folder_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-voices")
-        """One thread: the folder allows one reader at a time, and a read goes on after its caller was cancelled."""
+        """One thread, because the folder allows one reader at a time, and a read goes on if its caller is cancelled."""
 
         self._decoding_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-decoding")
         self._decoding: DecodingProcess
@@ -197,7 +196,7 @@ class TritonBackend:
         """Connect to triton://HOST:PORT (gRPC); the scheme is optional.
 
         reference_dir: folder with recordings of voices (see `voices_folder`), or None for only the model's own voice.
-        model: its name, or None for the first of `MODELS` that is served. rules: apply to names without a recording.
+        model: its name, or None for the first of `MODELS` that is served. rules: for names that no recording has.
 
         EngineStopped: the server does not respond, or has no such model. ServerRefused: the model outputs no audio.
         InvalidRequest: the folder cannot be read. MissingDependency: tritonclient is not installed.
@@ -226,7 +225,7 @@ class TritonBackend:
 
     @property
     def ready(self) -> bool:
-        """Whether the last check found the server ready. An old result starts another check in the background."""
+        """Whether the last check found the server ready. If this check is old, another one starts in the background."""
         if not self._closing and self._clock() - self._checked_at >= FRESH_S:
             self._begin_check()
         return self._ready and not self._closing
@@ -359,7 +358,7 @@ async def _answer(
     """Yield the audio [n], n ≥ 1, of one request. EngineStopped or ServerRefused may be raised after some audio."""
     silent = True
     try:
-        # A whole response is read to the end of the call and never cancelled; `Connection.speak` says why.
+        # Read until the call ends, and do not cancel it after the final response; `Connection.speak` says why.
         async with aclosing(connection.speak(model, tensors, request_id, stream=model.decoupled)) as chunks:
             async for chunk in chunks:
                 silent = False
@@ -407,9 +406,9 @@ def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
 
 
 def _transcript_for(request: SpeechRequest, transcript: str, *, spoken_by_recording: bool) -> str:
-    """The transcript to send for the request's mode. InvalidRequest: the mode is impossible.
+    """Return the transcript to send for the request's mode. InvalidRequest: the mode is impossible.
 
-    The server has no tensor for the mode. A transcript means zero_shot; a recording without it means cross_lingual.
+    The server has no tensor for the mode. A recording with a transcript means zero_shot, without it cross_lingual.
     """
     mode = request.mode
     if request.instruct is not None:

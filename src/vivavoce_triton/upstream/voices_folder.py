@@ -44,7 +44,7 @@ _State = dict[str, tuple[int, int]]
 
 @dataclass(frozen=True)
 class FolderVoice:
-    """transcript: "" if unknown; changed: time of the file's last change in ns since 1970."""
+    """A recording. transcript: "" if unknown; changed: time of the file's last change in ns since 1970."""
 
     name: str
     path: Path
@@ -56,7 +56,7 @@ class VoicesFolder:
     """A folder of voices. It is read again after a file was added, removed or changed. For one thread at a time."""
 
     def __init__(self, folder: Path, rules: NameRules = NameRules()) -> None:
-        """rules: apply to names without a recording. InvalidRequest: the folder or its manifest cannot be used."""
+        """rules: for names that no recording has. InvalidRequest: the folder or its manifest cannot be used."""
         self.folder, self._rules = folder, rules
         self._decoded: LruCache[Samples] = LruCache(_KEPT)
         self._state = self._look()
@@ -71,7 +71,8 @@ class VoicesFolder:
         return [*found.values(), *self._rules.alias_summaries(found, found)]
 
     def find(self, name: str | None) -> tuple[Samples, str] | None:
-        """A voice's recording, [n] float32 at 16 kHz, and transcript; None if no name is given and there is no default.
+        """Return a voice's recording, [n] float32 at 16 kHz, and its transcript. If there is no such recording, but
+        `name` stands for the server's default voice, like None, return None.
 
         VoiceNotFound: the name is unknown; the error lists the known names. InvalidAudio: the recording cannot be used.
         """
