@@ -57,9 +57,7 @@ def takes_clusters(weight: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel's source. name: of the kernel and of its file, without `.cu`; threads: number of threads per program;
-    shared: bytes of shared memory per program, or None for as many as the device allows.
-    """
+    """name: of the kernel and its .cu file; threads, shared: a program's threads and shared bytes (None: all)."""
 
     name: str
     threads: int
@@ -104,9 +102,7 @@ class CudaKernel:
 def compiled_kernel(
     source: Source, device: torch.device, without: str, trial: Callable[[CudaKernel], object] | None = None
 ) -> CudaKernel | None:
-    """Compile a kernel and call `trial` with it. If either fails, return None, and warn of the reason and of the
-    consequence `without`, such as "long rows take longer".
-    """
+    """Compile a kernel, and call `trial` with it. If this fails, warn of the consequence `without`, and return None."""
     try:
         kernel = CudaKernel(source, device)
         if trial is not None:

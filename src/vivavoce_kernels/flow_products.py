@@ -33,9 +33,7 @@ class ConvTile:
 
 
 class ConvTails(NamedTuple):
-    """Both are [2, rows, TAIL, all convolutions' channels]. before: the inputs before each row's new frames; after:
-    receives each row's last inputs.
-    """
+    """Both [2, rows, TAIL, all convolutions' channels]. before: inputs before new frames; after: last inputs."""
 
     before: Tensor
     after: Tensor

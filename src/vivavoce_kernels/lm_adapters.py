@@ -60,9 +60,7 @@ class LowRankRows:
         return self.sums, self.up, self.rows.places, self.rows.places.stride(0), self.rows.stride
 
     def sizes(self) -> dict[str, int]:
-        """Compile-time arguments of these kernels. ranks: the rank, rounded up to a power of two; owners: the number of
-        places, rounded up likewise, or 0 if kernels must use `add_low_rank`.
-        """
+        """ranks, owners: rank and number of places, rounded up to powers of two; owners is 0 for `add_low_rank`."""
         (splits, _, width), rank, size = self.sums.shape, self.up.shape[1], self.up.element_size()
         ranks, owners = triton.next_power_of_2(rank), triton.next_power_of_2(self.rows.count)
         sizes = {"rank": rank, "width": width, "tile": self.rows.tile, "low_splits": splits, "ranks": ranks}

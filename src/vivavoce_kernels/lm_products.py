@@ -28,9 +28,7 @@ from vivavoce_kernels.lm_rows import launch_options, swiglu, wait_for_inputs
 
 @dataclass(frozen=True)
 class Tile:
-    """outputs, inputs: size of the weights' tile in a step; splits: programs that divide the inputs; warps, stages:
-    compiler options.
-    """
+    """outputs, inputs: weights in a step; splits: programs that divide the inputs; warps, stages: compiler options."""
 
     outputs: int
     inputs: int
