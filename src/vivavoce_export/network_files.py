@@ -311,7 +311,7 @@ def check_run(part: Part, run: Run, name: str) -> float:
             if not error <= tolerance:  # an error of NaN must fail, too
                 raise CheckpointError(
                     f"{name}: differs from PyTorch by {error:.2g} of the largest value at {rows} × {length}, allowed "
-                    f"is {tolerance:g}; nothing was written: try another --dtype, or other versions of the packages"
+                    f"is {tolerance:g}; nothing was written: try another --dtype, or other versions of its packages"
                 )
             worst = max(worst, error)
     return worst

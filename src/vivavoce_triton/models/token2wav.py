@@ -218,10 +218,10 @@ class SynthesisStream:
         if not np.array_equal(asked.tokens[:known], self.tokens):
             raise InvalidRequest(f"{TOKENS}: do not begin with the {known} tokens before; send all tokens so far")
         if asked.voice is not None and asked.voice.flow_key != self.voice.flow_key:
-            raise InvalidRequest("prompt: differs from the first step's; send that prompt again, or leave it out")
+            raise InvalidRequest("prompt: differs from the stream's first step; send the first prompt, or leave it out")
         for name, value, began in (("seed", asked.seed, self.seed), ("speed", asked.speed, self.speed)):
             if value is not None and value != began:
-                raise InvalidRequest(f"{name}: is {value}, but the first step had {began}; send {began} or nothing")
+                raise InvalidRequest(f"{name}: is {value}, but was {began} at first; send {began}, or leave it out")
         ahead = 0 if asked.final else lookahead
         hop = len(asked.tokens) - offset - ahead
         if hop < 1:
