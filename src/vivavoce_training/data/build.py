@@ -1,4 +1,4 @@
-"""Builds the corpus: gives lines to speakers, has the teacher speak them in batches, and writes each batch."""
+"""Builds the corpus: gives lines to speakers, lets the teacher speak them in batches, and writes each batch."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def build(
     aloud: bool = True,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Corpus:
-    """Write a corpus of `hours` hours into `folder`, or a shorter one if all lines are spoken before.
+    """Write a corpus of `hours` hours into `folder`, or a shorter corpus if there are too few lines.
 
-    lines: accent → lines; a speaker of the accent speaks each line once. aloud: write waveforms, else labels alone.
+    lines: accent → lines; one speaker of the accent speaks each line once. aloud: write waveforms, not only labels.
     """
     r, draws = random.Random(seed), np.random.default_rng(seed)
     torch.manual_seed(seed)
@@ -75,13 +75,13 @@ def build(
 
 
 def default_jobs() -> int:
-    """Number of worker processes: one per core, at most 16, as each may take half a gigabyte of memory."""
+    """Return the number of worker processes: one per core, at most 16, as each may take half a gigabyte of memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, 16)
 
 
 def _batches(lines: Mapping[str, Sequence[Line]], speakers: Sequence[Speaker], r: random.Random) -> Iterator[_Batch]:
-    """Batches in random order; the lines of a batch have about the same length, and each has a speaker."""
+    """Yield batches in random order. The lines of a batch have similar lengths, and each has a speaker."""
     pairs: list[tuple[Line, int]] = []
     for accent, own in lines.items():
         able = [index for index, one in enumerate(speakers) if one.manner[0] == accent]
@@ -102,7 +102,7 @@ def _batches(lines: Mapping[str, Sequence[Line]], speakers: Sequence[Speaker], r
 
 
 def _pcm(said: Said, draws: np.random.Generator) -> NDArray[np.int16]:
-    """Samples [batch, samples]; the peak of each utterance is drawn from `PEAK`."""
+    """Convert to samples [batch, samples]; the peak of each utterance is drawn from `PEAK`."""
     assert said.wave is not None
     wave = said.wave.float()
     peaks = torch.from_numpy(draws.uniform(*PEAK, len(wave)).astype(np.float32)).to(wave.device)[:, None]

@@ -1,7 +1,7 @@
 """The speakers of the corpus: the teacher's voices, and mixes of them in timbre, in manner, or in both.
 
-A voice is a style of two halves: timbre, and manner (timing, melody, loudness). A recipe names voices and their shares:
-`af_heart*0.6+af_bella*0.4`. A voice that gives its timbre to a test speaker gives it to no training speaker.
+A voice is a style with two halves: timbre, and manner (timing, melody, loudness). A recipe names voices and their
+shares: `af_heart*0.6+af_bella*0.4`. Test speakers and training speakers have timbres of different voices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIXED = (0.25, 0.5)  # range of the second voice's share in a mix of two
 
 
 def train_speakers(count: int, seed: int) -> list[Speaker]:
-    """`count` speakers: the English voices, then mixes. With one seed, a larger count only appends speakers."""
+    """Make `count` speakers: the English voices, then mixes. With the same seed, a larger count appends speakers."""
     r = random.Random(seed)
     plain = [_speaker(name, name, name) for name in ENGLISH]
     mixes = (_mix(r, index) for index in range(max(0, count - len(plain))))
@@ -40,7 +40,7 @@ def train_speakers(count: int, seed: int) -> list[Speaker]:
 
 
 def test_speakers() -> list[Speaker]:
-    """20 speakers whose timbres no training speaker has; the first 8 have one voice's timbre, the rest mixes."""
+    """Make 20 speakers with timbres that training speakers lack. The first 8 have a voice's timbre, others mixes."""
     manners = ("af_heart", "bm_george", "bf_emma", "am_michael")
     lent = [_speaker(f"test-{name}", name, manner) for name, manner in zip(KEPT_FOREIGN, manners, strict=True)]
     r = random.Random(8)
@@ -55,18 +55,18 @@ test_speakers.__test__ = False  # type: ignore[attr-defined]  # the name looks l
 
 
 def shares(recipe: str) -> dict[str, float]:
-    """The voices of a recipe and the share of each."""
+    """Return the voices of a recipe, each with its share."""
     parts = (part.partition("*") for part in recipe.split("+"))
     return {name: float(share or 1) for name, _, share in parts}
 
 
 def weight(speaker: Speaker) -> float:
-    """Relative frequency with which this speaker is drawn for a line; a mix has 1."""
+    """Return the relative frequency with which this speaker is drawn for a line; a mix has 1."""
     return 9.0 if speaker.name in FREQUENT else 2.0 if speaker.name in ENGLISH else 1.0
 
 
 def _mix(r: random.Random, index: int) -> Speaker:
-    """A random mix: two or three voices of an accent, one's timbre with another's manner, or a foreign timbre."""
+    """Draw a mix: two or three voices of an accent, a voice's timbre with another's manner, or a foreign timbre."""
     accent = r.choice("aab")
     own = [name for name in ENGLISH if name[0] == accent]
     kind = r.random()

@@ -1,13 +1,13 @@
 """Spells speech tokens: a phone, its place in the token, pitch and loudness, in eight ternary digits.
 
-    digits 1–4   the phone, by articulatory features: sounds alike are spelled alike
+    digits 1–4   the phone, by articulatory features: similar sounds have similar digits
     digit 5      -1: the first half belongs to the previous phone; 0: the phone fills the token; 1: the second half
                  belongs to the next phone
     digits 6–7   pitch relative to the speaker's median, nine steps of 1.7 semitones
     digit 8      loudness of the neighbourhood: soft, usual, loud
 
-All digits of silence are 0. Neighbouring steps of the pitch differ in one digit (a reflected Gray code), so a tokenizer
-that is unsure between two steps makes an error of one step at most.
+All digits of silence are 0. Neighbouring steps of the pitch differ in one digit (a reflected Gray code). So if a
+tokenizer cannot decide between two steps, its error is at most one step.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ _LEVEL_OF[(_PITCH_TABLE + 1) @ _WEIGHTS[:2]] = np.arange(PITCH_LEVELS)
 def spell(
     phones: NDArray[np.uint8], places: NDArray[np.int8], semitones: NDArray[np.float32], loudness: NDArray[np.int8]
 ) -> NDArray[np.int16]:
-    """Tokens in [0, 6561) of phones (indices), places (BEFORE, WHOLE, NEXT), pitch and loudness (-1, 0, 1).
-
-    All arrays have one shape. Silence has no place, pitch or loudness.
+    """Spell tokens in [0, 6561). phones: indices of `PHONES`; places: BEFORE, WHOLE or NEXT; semitones: pitch relative
+    to the speaker's median; loudness: -1, 0 or 1. All arrays have one shape; silence ignores the last three.
     """
     level = np.clip(np.rint(semitones / PITCH_STEP), -_MIDDLE, _MIDDLE).astype(np.int64) + _MIDDLE
     rest = np.concatenate([places[..., None], _PITCH_TABLE[level], loudness[..., None]], -1)
@@ -69,22 +68,22 @@ def spell(
 
 
 def digits_of(tokens: NDArray[np.integer]) -> NDArray[np.int8]:
-    """The digits [.., 8] of tokens [..], each -1, 0 or 1."""
+    """Return the digits [.., 8] of tokens [..], each -1, 0 or 1."""
     found: NDArray[np.int8] = (tokens.astype(np.int64)[..., None] // _WEIGHTS % BASE - 1).astype(np.int8)
     return found
 
 
 def level_of(digits: NDArray[np.int8]) -> NDArray[np.int8]:
-    """The pitch steps, in [-4, 4], that digits [.., 8] spell."""
+    """Return the pitch steps, in [-4, 4], that digits [.., 8] spell."""
     both = (digits[..., PHONE_DIGITS + 1 : PHONE_DIGITS + 3].astype(np.int64) + 1) @ _WEIGHTS[:2]
     return (_LEVEL_OF[both] - _MIDDLE).astype(np.int8)
 
 
 def placed(halves: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
-    """halves: [batch, tokens, 2], phones of half tokens  →  each token's phone and the phone's place: [batch, tokens].
+    """Choose each token's phone and its place, both [batch, tokens]. halves: [batch, tokens, 2], phones of half tokens.
 
-    Where two phones meet in a token, the token takes the first phone if the previous token has another phone, else the
-    second. So a short phone is not lost.
+    If two phones meet in a token, the token takes the first phone, unless the previous token has this phone already; it
+    then takes the second phone. So a short phone is not lost.
     """
     first, second = halves[..., 0], halves[..., 1]
     phone, place = second.copy(), np.zeros(second.shape, np.int8)

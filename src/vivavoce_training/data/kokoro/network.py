@@ -1,7 +1,7 @@
 """Kokoro-82M in plain PyTorch: phonemes and a style → durations, pitch, energy and a waveform, for a batch at once.
 
 The architecture is StyleTTS2's (arXiv:2306.07691) with iSTFTNet's decoder (arXiv:2203.02395), as hexgrad's package
-`kokoro` 0.9.4 (Apache-2.0) builds it. Weights have that package's names; weight norm is folded into them. Padding is
+`kokoro` 0.9.4 (Apache-2.0) builds it. Weights have this package's names; weight norm is folded into them. Padding is
 masked in every normalisation and before every convolution, so an utterance sounds the same in any batch.
 
 Shapes: [batch, symbols] before durations are applied, [batch, frames] after. A frame is 25 ms: two values of pitch and
@@ -48,7 +48,7 @@ def _both_ways(inputs: int, hidden: int) -> nn.LSTM:
 
 
 def _run(lstm: nn.LSTM, x: Tensor, lengths: Tensor) -> Tensor:
-    """x: [batch, time, inputs], lengths on the CPU  →  [batch, time, 2 · hidden], zero behind the end."""
+    """Run an LSTM. x: [batch, time, inputs]; lengths: on the CPU  →  [batch, time, 2 · hidden], zeros in padding."""
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     return pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
@@ -151,7 +151,7 @@ class DurationEncoder(nn.Module):
 
 
 class AdaIN(nn.Module):
-    """Instance normalisation without the padding, then a scale and a shift by the style (arXiv:1703.06868)."""
+    """Instance normalisation that ignores padding, then a scale and a shift by the style (arXiv:1703.06868)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -201,12 +201,12 @@ class Predictor(nn.Module):
             self.add_module(f"{name}_proj", nn.Conv1d(half, 1, 1))
 
     def durations(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """The output of the text encoder  →  frames of each symbol, not rounded yet: [batch, symbols]."""
+        """Compute each symbol's number of frames, not rounded: [batch, symbols]. x: output of the text encoder."""
         scores = self.duration_proj["linear_layer"](_run(self.lstm, x, lengths))
         return torch.sigmoid(scores.float()).sum(-1)
 
     def curve(self, name: str, shared: Tensor, style: Tensor, frames: Tensor) -> Tensor:
-        """F0 (pitch in Hz) or N (energy): [batch, 2 · frames]."""
+        """Compute the curve F0 (pitch in Hz) or N (energy): [batch, 2 · frames]."""
         x, lengths = shared, frames
         for block in self.get_submodule(name).children():
             x = block(x, style, lengths)
@@ -263,7 +263,7 @@ class Generator(nn.Module):
         self.register_buffer("window", torch.hann_window(_N_FFT), persistent=False)
 
     def source(self, pitch: Tensor) -> Tensor:
-        """pitch: [batch, n] in Hz  →  [batch, n · 300]: harmonics where the pitch is voiced, noise elsewhere."""
+        """Make [batch, n · 300]: harmonics where the pitch is voiced, noise elsewhere. pitch: [batch, n] in Hz."""
         numbers = torch.arange(1, HARMONICS + 1, device=pitch.device)[:, None]
         turns = (pitch[:, None] * numbers / SAMPLE_RATE) % 1
         phase = interpolate(turns.double().cumsum(-1) * CURVE_SAMPLES, scale_factor=CURVE_SAMPLES, mode="linear") % 1
@@ -339,9 +339,8 @@ class Kokoro(nn.Module):
         self.predictor, self.text_encoder, self.decoder = Predictor(), TextEncoder(), Decoder()
 
     def plan(self, ids: Tensor, lengths: Tensor, style: Tensor) -> Plan:
-        """ids: [batch, symbols] int64, 0 at both ends and in padding; lengths: [batch] on the CPU; style: [batch, 256].
-
-        Computes in float32 under autocast too: durations and pitch need this precision, and cost little.
+        """Plan a batch. ids: [batch, symbols] int64, 0 at both ends and in padding; lengths: [batch] on the CPU; style:
+        [batch, 256]. This is float32 even under autocast: durations and pitch need this precision, and cost little.
         """
         with torch.autocast(ids.device.type, enabled=False):
             manner = style[:, HALF_STYLE:]
@@ -360,10 +359,10 @@ class Kokoro(nn.Module):
         return Plan(frames, durations.long(), symbol, pitch, energy)
 
     def speak(self, ids: Tensor, lengths: Tensor, style: Tensor, plan: Plan) -> Tensor:
-        """The plan's waveform [batch, frames · 600]; ids, lengths, style: as in `plan`.
+        """Make the plan's waveform [batch, frames · 600]; ids, lengths, style: as in `plan`.
 
-        Autocast to float16 makes no audible difference, to bfloat16 it does. A style with another first half gives
-        another timbre with the same timing and melody.
+        Autocast to float16 makes no audible difference, but autocast to bfloat16 does. A style with another first half
+        gives another timbre with the same timing and melody.
         """
         with torch.autocast(ids.device.type, enabled=False):
             extent = Extent.of(lengths.to(ids.device), ids.shape[1])

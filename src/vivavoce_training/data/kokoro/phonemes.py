@@ -17,7 +17,7 @@ from vivavoce_training.data.spelling import PHONE_INDEX
 MAX_IDS = 400  # Limit of phoneme ids in a line, about 17 s of speech; the teacher takes up to 512.
 _PART = 1000  # Texts that a process converts at a time.
 SPACE, PAUSE = 254, 255
-"""Codes of a space and a punctuation mark in place of a phone. Either is silent or belongs to the phone before it."""
+"""Codes of a space and a punctuation mark in place of a phone. There is silence, or the phone before it goes on."""
 
 _MARKS = frozenset(';:,.!?—…"()“”')
 _ALIAS = {"ɐ": "ə", "ᵊ": "ə", "ᵻ": "ɪ", "ɾ": "T", "ɚ": "ɜ", "ɨ": "ɪ", "g": "ɡ", "r": "ɹ", "e": "ɛ", "o": "ɔ"}
@@ -51,7 +51,7 @@ def accents(folder: Path) -> dict[str, Callable[[str], Line | None]]:
 
 
 def line_of(text: str, symbols: str, numbers: dict[str, int]) -> Line | None:
-    """The line of a text, or None (see `accents`); symbols: its phonemes; numbers: the id of each symbol.
+    """Make the line of a text, or None (see `accents`); symbols: its phonemes; numbers: the id of each symbol.
 
     A stress mark belongs to the phone after it, a length mark to the phone before it.
     """
@@ -83,7 +83,7 @@ def line_of(text: str, symbols: str, numbers: dict[str, int]) -> Line | None:
 
 
 def lines_of(texts: Iterable[str], folder: Path, british: float, jobs: int = 1) -> Iterator[tuple[str, Line]]:
-    """The accent and line of each text that can be read; `british` is the share of texts in British English."""
+    """Yield the accent and line of each text that can be read. british: share of texts in British English."""
     owed, wanted = 0.0, []
     for text in texts:
         owed += british
@@ -107,7 +107,7 @@ def _read_part(folder: Path, part: list[tuple[str, str]]) -> list[tuple[str, Lin
 
 
 def write_lines(path: Path, lines: Iterable[tuple[str, Line]]) -> int:
-    """Write each line as a JSON list; the result is the number of lines."""
+    """Write each line as a JSON list, and return the number of lines."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for accent, line in lines:
@@ -117,7 +117,7 @@ def write_lines(path: Path, lines: Iterable[tuple[str, Line]]) -> int:
 
 
 def read_lines(path: Path) -> dict[str, list[Line]]:
-    """Accent → its lines, in the order of the file."""
+    """Read the lines of each accent, in the order of the file."""
     found: dict[str, list[Line]] = {"a": [], "b": []}
     with path.open(encoding="utf-8") as file:
         for row in map(json.loads, file):

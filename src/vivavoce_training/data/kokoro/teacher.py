@@ -86,7 +86,7 @@ class Teacher:
         *,
         aloud: bool = True,
     ) -> Said:
-        """Speak a batch. usual: the speakers' `usual_pitch`; aloud: make waveforms, else labels alone."""
+        """Speak a batch. usual: the speakers' `usual_pitch`; aloud: make waveforms, not only labels."""
         ids, lengths, styles, phones = self._batch(lines, speakers)
         plan = self.model.plan(ids, lengths, styles)
         wave = None
@@ -97,7 +97,7 @@ class Teacher:
 
     @torch.inference_mode()
     def usual_pitch(self, speakers: Sequence[Speaker]) -> NDArray[np.float32]:
-        """Median pitch of each speaker in semitones above 1 Hz."""
+        """Measure the median pitch of each speaker in semitones above 1 Hz."""
         read = accents(self.folder)
         texts = {accent: [line for text in TUNING_TEXTS if (line := read[accent](text))] for accent in "ab"}
         found: list[float] = []
@@ -112,7 +112,7 @@ class Teacher:
         return np.array(found, np.float32)
 
     def traits(self, speakers: Sequence[Speaker]) -> list[tuple[float, ...]]:
-        """Principal components of each speaker's timbre, scaled to unit deviation over all voices."""
+        """Compute principal components of each speaker's timbre, scaled to unit deviation over all voices."""
         timbres = np.stack([table[:, :HALF_STYLE].mean(0) for table in self.tables.values()])
         centre = timbres.mean(0)
         _, _, axes = np.linalg.svd(timbres - centre, full_matrices=False)
@@ -122,7 +122,7 @@ class Teacher:
         return [tuple(np.round(np.asarray(place), 3).tolist()) for place in mixed]
 
     def recording(self, speaker: Speaker, text: str) -> Labelled:
-        """A speaker's recording of a text; ValueError: the text cannot be spoken."""
+        """Record a speaker who says a text; ValueError: the text cannot be spoken."""
         line = accents(self.folder)[speaker.manner[0]](text)
         if line is None:
             raise ValueError(f"text: the teacher cannot read {text!r}; use a sentence of English words")
@@ -141,7 +141,7 @@ class Teacher:
     def _batch(
         self, lines: Sequence[Line], speakers: Sequence[Speaker]
     ) -> tuple[Tensor, Tensor, Tensor, NDArray[np.uint8]]:
-        """Padded ids, lengths on the host, styles, and the phones of the ids."""
+        """Return padded ids, lengths on the host, styles, and the phones of the ids."""
         lengths = torch.tensor([len(line.ids) for line in lines])
         shape = len(lines), int(lengths.max())
         ids, phones = np.zeros(shape, np.int64), np.full(shape, PAUSE, np.uint8)

@@ -19,7 +19,7 @@ _INNER = "_(quantized|scale|zero_point|shape)$"
 
 
 def load_teacher(path: Path) -> Kokoro:
-    """The network with the weights of an int8 ONNX file, in float32 on the CPU."""
+    """Build the network with the weights of an int8 ONNX file, in float32 on the CPU."""
     model = Kokoro()
     model.load_state_dict(_state(path))
     return model.eval().requires_grad_(False)
@@ -53,7 +53,7 @@ def _state(path: Path) -> dict[str, Tensor]:
 
 
 def _module(node: str) -> str:
-    """Name of the module that a node computes: /encoder/F0.1/conv1/Conv_quant → predictor.F0.1.conv1."""
+    """Name the module that a node computes: /encoder/F0.1/conv1/Conv_quant → predictor.F0.1.conv1."""
     path = ".".join(node.strip("/").split("/")[:-1])
     path = path.removeprefix("decoder.") if path.startswith("decoder.decoder") else path
     path = re.sub(r"^encoder\.(?=(F0|N|F0_proj|N_proj|shared)\b)", "predictor.", path)
@@ -65,7 +65,7 @@ def _module(node: str) -> str:
 def _integer(
     node: Any, arrays: dict[str, NDArray[Any]], maker: dict[str, Any], user: dict[str, Any]
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Float weight and bias of an integer product; the Mul node that follows it multiplies by the weight's scale."""
+    """Return float weight and bias of an integer product. The weight's scale is an input of the Mul node after it."""
     last = user[node.output[0]]
     before = node.output[0]
     while last.op_type != "Mul":

@@ -1,1 +1,1 @@
-"""English sentences for the corpus: from WordNet and from a grammar of our own; some are reserved for tests."""
+"""English sentences for the corpus, from WordNet and from our own grammar; some are reserved for tests."""

@@ -18,7 +18,7 @@ _SCALES = ((1_000_000_000, "billion"), (1_000_000, "million"), (1000, "thousand"
 
 
 def cardinal(number: int, *, conjunction: bool = True, hyphen: bool = False) -> str:
-    """A number below a trillion: 514 is "five hundred and fourteen", 24 with `hyphen` "twenty-four"."""
+    """Spell a number below a trillion: 514 is "five hundred and fourteen", 24 with `hyphen` "twenty-four"."""
     if number < 20:
         return ONES[number]
     if number < 100:
@@ -43,7 +43,7 @@ def ordinal(number: int) -> str:
 
 
 def year(number: int) -> str:
-    """A year from 1100 to 2099, read as pairs of digits: 1984 is "nineteen eighty four", 2005 "two thousand five"."""
+    """Spell a year from 1100 to 2099 as pairs of digits: 1984 is "nineteen eighty four", 2005 "two thousand five"."""
     if 2000 <= number < 2010:
         return _join("two thousand", ONES[number % 10] if number % 10 else "", " ")
     century, rest = cardinal(number // 100), number % 100
@@ -53,7 +53,7 @@ def year(number: int) -> str:
 
 
 def random_number(r: random.Random) -> str:
-    """A random number below ten million in words, short ones more often; "and" and hyphens are optional."""
+    """Draw a number below ten million in words, more often a short number; "and" and hyphens are optional."""
     digits = r.choice((1, 2, 2, 2, 3, 3, 4, 5, 6, 7))
     number = r.randrange(10 ** (digits - 1), 10**digits)
     if digits > 4:  # large numbers are rounded, as in speech
@@ -315,7 +315,7 @@ def fill(template: str, r: random.Random) -> str:
 
 
 def article(word: str) -> str:
-    """The word with "a" or "an" before it, by its first letter and a few exceptions."""
+    """Put "a" or "an" before the word, by its first letter and a few exceptions."""
     sounds_as_vowel = word[0].lower() in "aeiou" and not word.startswith(("uni", "use", "usu", "eu", "one", "ukulele"))
     return f"{'an' if sounds_as_vowel or word.startswith(('hour', 'honest', 'heir')) else 'a'} {word}"
 

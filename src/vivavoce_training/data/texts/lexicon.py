@@ -1,4 +1,4 @@
-"""The grammar's words by category. Each is in the usual pronouncing dictionaries of English."""
+"""The grammar's words by category. All of them are in the usual pronouncing dictionaries of English."""
 
 from __future__ import annotations
 

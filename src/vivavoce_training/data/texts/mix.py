@@ -22,7 +22,7 @@ TEST_WORDS = (5, 12)
 
 
 def training_texts(wordnet: WordNet, seed: int) -> Iterator[str]:
-    """Endless texts, none of them reserved for tests. A WordNet sentence repeats only after all were drawn."""
+    """Yield endless texts without sentences for tests. A WordNet sentence repeats only after all were drawn."""
     r = random.Random(seed)
     sources: dict[str, Callable[[], str]] = {
         "examples": _in_turn(wordnet.examples, r),
@@ -53,9 +53,9 @@ def training_texts(wordnet: WordNet, seed: int) -> Iterator[str]:
 
 
 def held_out(wordnet: WordNet, count: int, seed: int, known: Collection[str] | None = None) -> list[str]:
-    """`count` different test sentences of 5 to 12 words; WordNet examples and filled templates alternate.
+    """Draw `count` different test sentences of 5 to 12 words; WordNet examples and filled templates alternate.
 
-    `known`: if given, only these words (lower case) are used, for a recogniser with a fixed dictionary.
+    known: use only these words (lower case), for a recogniser with a fixed dictionary; None: use all words.
     """
     r = random.Random(seed)
 

@@ -1,4 +1,4 @@
-"""Rules for sentences of the corpus: characters, length, unsuitable words, and which are reserved for tests."""
+"""Rules for sentences of the corpus: characters, length, unsuitable words, and the choice of sentences for tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _UNSUITABLE = frozenset(
         "fda6539b fdca9cb0 ff5ae7e8"
     )
 )
-"""Words that no demo should speak: the first 8 hexadecimal digits of their SHA-256."""
+"""Words that must not be in the corpus, by the first 8 hexadecimal digits of their SHA-256."""
 
 
 def words(sentence: str) -> list[str]:
@@ -52,7 +52,7 @@ def words(sentence: str) -> list[str]:
 
 
 def is_reserved(sentence: str) -> bool:
-    """Whether the sentence is reserved for tests: one in 100 is, chosen by the MD5 of its lower-case text."""
+    """Return whether the sentence is reserved for tests: one in 100 is, chosen by the MD5 of its lower-case text."""
     digest = hashlib.md5(sentence.lower().encode(), usedforsecurity=False).hexdigest()
     return int(digest, 16) % 100 == 7
 
@@ -62,7 +62,7 @@ def is_suitable(sentence: str) -> bool:
 
 
 def clean(text: str) -> str | None:
-    """The text with a capital first letter and a final punctuation mark; None if it does not suit the corpus.
+    """Return the text with a capital first letter and a final punctuation mark; None if it does not suit the corpus.
 
     The result holds letters, spaces and `',.?!;:-` only, 3 to 18 words, no abbreviation and no unsuitable word.
     """

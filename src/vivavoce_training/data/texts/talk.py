@@ -136,5 +136,5 @@ LINES = tuple(
 
 
 def line(r: random.Random) -> str:
-    """One turn of a conversation, or a line or two of a story, the news or a book."""
+    """Draw a turn of a conversation, or a line or two of a story, the news or a book."""
     return fill(r.choice(LINES), r)

@@ -37,8 +37,8 @@ _MARKED = re.compile(
 class WordNet:
     """Sentences and words from WordNet, in its order and without repeats.
 
-    examples, glosses: sentences; no two of them have the same words. lemmas: part of speech → its lower-case single
-    words that glosses or examples use; "name" → words with a capital letter.
+    examples, glosses: sentences; any two of them have different words. lemmas: part of speech → its single words in
+    lower case, or "name" → single words with a capital letter; only words that occur in WordNet's glosses.
     """
 
     examples: tuple[str, ...]
@@ -72,7 +72,7 @@ def _data_folder(folder: Path | None) -> Path:
 
 
 def _entries(part: str, folder: Path) -> Iterator[_Entry]:
-    """The suitable synsets of one part of speech. The licence at the top of the file is indented by two spaces."""
+    """Yield the suitable synsets of a part of speech. Lines that begin with two spaces are the file's licence."""
     path = folder / f"data.{part}"
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
