@@ -28,11 +28,11 @@ def identified(
     ways: int = WAYS,
     seed: int = 0,
 ) -> float:
-    """Share of trials in which an utterance is closest, by cosine, to another one of its own speaker.
+    """Return the share of trials in which an utterance is closest, by cosine, to its own speaker's other utterance.
 
-    A trial draws `ways` speakers, or all if there are fewer, one enrolled utterance of each, and another utterance of
-    the first speaker. enrolled: [utterances, size]; heard: the same utterances, perhaps degraded; speaker:
-    [utterances]. InvalidRequest: fewer than two speakers have two utterances.
+    A trial draws `ways` speakers, or all if there are fewer, an enrolled utterance of each, and another utterance of
+    the first speaker. enrolled: embeddings [utterances, size]; heard: embeddings of the same utterances, perhaps
+    degraded; speaker: [utterances]. InvalidRequest: fewer than two speakers have two utterances.
     """
     generator = np.random.default_rng(seed)
     enrolled, heard = _normalised(enrolled), _normalised(heard)
@@ -50,9 +50,9 @@ def identified(
 
 
 def equal_error_rate(embeddings: NDArray[np.float32], speaker: NDArray[np.int32], most: int = 2000) -> float:
-    """The error rate at which pairs of one speaker are rejected as often as pairs of two are accepted, by cosine.
+    """Return the error rate at which pairs of one speaker are refused as often as pairs of two speakers are accepted.
 
-    embeddings: [utterances, size], of which up to `most`, evenly spaced, are paired; speaker: [utterances].
+    embeddings: [utterances, size]; up to `most` of them, evenly spaced, are paired; speaker: [utterances].
     """
     chosen = np.linspace(0, len(speaker) - 1, min(most, len(speaker))).astype(np.int64)
     scores = _normalised(embeddings[chosen])
@@ -81,9 +81,9 @@ def extract_embeddings(
     change: Callable[[Tensor], Tensor] = lambda samples: samples,
     batch_tokens: int = BATCH_TOKENS,
 ) -> NDArray[np.float32]:
-    """Embeddings [utterances, 192], not normalised; each of a complete utterance, in float32.
+    """Compute embeddings of complete utterances, [utterances, 192], not normalised, in float32.
 
-    corpus: at least 25 ms in each utterance; utterances: their indices, None: all; change: applied to the samples
+    corpus: at least 25 ms in each utterance; utterances: their indices, None for all; change: applied to the samples
     [batch, n] at 16 kHz; batch_tokens: most tokens in a batch.
     """
     utterances = np.arange(len(corpus)) if utterances is None else utterances

@@ -77,7 +77,7 @@ class MarginHead(nn.Module):
         self._scale, self._cos, self._sin = scale, math.cos(margin), math.sin(margin)
 
     def forward(self, embeddings: Tensor, speaker: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy for embeddings [batch, 192] and speaker [batch] int64."""
+        """Compute loss and accuracy for embeddings [batch, 192] and speaker [batch] int64."""
         cosine = functional.normalize(embeddings) @ functional.normalize(self.centres).T
         sine = (1 - cosine.square()).clamp(min=1e-6).sqrt()
         own = speaker[:, None] == torch.arange(cosine.shape[1], device=speaker.device)
@@ -89,7 +89,7 @@ class MarginHead(nn.Module):
 class TraitHead(nn.Module):
     """Predicts the traits of a timbre from the embedding's direction, by one linear layer.
 
-    This makes the space between the training speakers smooth, where new speakers lie.
+    This makes embeddings smooth between those of the training speakers, where new speakers lie.
     """
 
     def __init__(self, num_traits: int) -> None:
@@ -97,7 +97,7 @@ class TraitHead(nn.Module):
         self.read = nn.Linear(EMBEDDING_SIZE, num_traits)
 
     def forward(self, embeddings: Tensor, traits: Tensor) -> Tensor:
-        """Mean squared error against traits [batch, traits], which have about unit deviation."""
+        """Compute the mean squared error against traits [batch, traits], which have about unit deviation."""
         return functional.mse_loss(self.read(math.sqrt(EMBEDDING_SIZE) * functional.normalize(embeddings)), traits)
 
 

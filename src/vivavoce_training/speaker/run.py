@@ -123,7 +123,7 @@ def train_speaker(
 def validation(
     corpus: Corpus, utterances: NDArray[np.int64], net: SpeakerNet, device: torch.device
 ) -> Callable[[], dict[str, float]]:
-    """A function that measures the equal error rate, and identification among 8 speakers, also of degraded speech."""
+    """Make a function that measures the equal error rate, and identification among 8 speakers, also if degraded."""
     if len(utterances) > JUDGED_UTTERANCES:
         utterances = utterances[np.linspace(0, len(utterances) - 1, JUDGED_UTTERANCES).astype(np.int64)]
     speaker = corpus.speaker[utterances]
@@ -142,7 +142,7 @@ def validation(
 
 
 def _written(corpus: Corpus, net: SpeakerNet, path: Path, device: torch.device) -> dict[str, float]:
-    """Write a corpus's embeddings; the result is their measures, and how near the exported model's are."""
+    """Write a corpus's embeddings. Return their measures, and how near the exported model's embeddings are."""
     embeddings = extract_embeddings(corpus, net, device)
     write_array(corpus.folder / "embeddings.npy", embeddings.astype(np.float16))
     encoder = SpeakerEncoder.from_file(path)

@@ -26,13 +26,13 @@ class Waves:
     speakers: Speakers
 
     def draw(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
-        """Crops [batch, length] float32 within one speaker each, and the speakers' indices [batch] int64."""
+        """Draw crops [batch, length] float32, each within one speaker, and the speakers' indices [batch] int64."""
         starts, speaker = self.speakers.draw(batch, length)
         return self.samples[positions(starts, length, 1)].float() / 32768, speaker
 
 
 def load_waves(corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, longest: int) -> Waves:
-    """Load `utterances`, which are ordered by speaker, to the device; 1.2 GB for ten hours.
+    """Load `utterances`, which are ordered by speaker, to the device: 1.2 GB for ten hours.
 
     longest: length of the longest crop, in samples; ValueError: every speaker has less speech.
     """
@@ -58,7 +58,7 @@ LEVEL_DB = (-30.0, 6.0)
 
 
 class Degrade(nn.Module):
-    """Samples [batch, n], float32 at 16 kHz → the same with errors of a vocoder, a tilt, a low-pass, noise and gain."""
+    """Degrades samples [batch, n], float32 at 16 kHz, by a vocoder's errors, a tilt, a low-pass, noise and a gain."""
 
     window: Tensor
     height: Tensor
@@ -91,14 +91,14 @@ class Degrade(nn.Module):
         return spectrum * shaken * torch.where(smear, factor.clamp(max=10.0), 1.0)
 
     def _colour(self, spectrum: Tensor) -> Tensor:
-        """A random frequency response [batch, bins, 1]: a tilt, and for some rows a low-pass."""
+        """Draw a frequency response [batch, bins, 1]: a tilt, and for some rows a low-pass."""
         decibels = uniform(spectrum, -TILT_DB, TILT_DB) * self.height[:, None]
         above = self.height[:, None] > uniform(spectrum, LOWEST_EDGE, 1.0)
         cut = above & chance(spectrum, LOW_PASS_SHARE)
         return torch.pow(10.0, (decibels + LOW_PASS_DB * cut) / 20)
 
     def _noise(self, spectrum: Tensor, level: Tensor) -> Tensor:
-        """Noise from white to pink, 10 to 45 dB below a row's `level` [batch, 1] (root mean square)."""
+        """Draw noise from white to pink, 10 to 45 dB below a row's `level` [batch, 1] (root mean square)."""
         slope = uniform(spectrum, 0.0, PINKEST)
         shape = (self.height[:, None] * (_BINS - 1)).clamp(min=1.0).pow(-slope / 2)
         shape = shape / shape.square().mean(1, keepdim=True).sqrt()
@@ -109,13 +109,13 @@ class Degrade(nn.Module):
         return torch.randn_like(spectrum) * unit * shape * below * level[:, :, None]
 
     def _spectrum(self, samples: Tensor) -> Tensor:
-        """The STFT: [batch, n]  →  complex [batch, bins, frames]."""
+        """Compute the STFT: [batch, n]  →  complex [batch, bins, frames]."""
         padded = functional.pad(samples, (STFT_SIZE, STFT_SIZE + -samples.shape[1] % STFT_HOP))
         spectrum: Tensor = torch.fft.rfft(padded.unfold(1, STFT_SIZE, STFT_HOP) * self.window)
         return spectrum.transpose(1, 2)
 
     def _samples(self, spectrum: Tensor, num_samples: int) -> Tensor:
-        """The inverse of `_spectrum`. `torch.istft` gives the same, but waits for the device."""
+        """Invert `_spectrum`. `torch.istft` gives the same result, but waits for the device."""
         frames = torch.fft.irfft(spectrum.transpose(1, 2), STFT_SIZE) * self.window
         length = (frames.shape[1] - 1) * STFT_HOP + STFT_SIZE
         added = functional.fold(frames.transpose(1, 2), (1, length), (1, STFT_SIZE), stride=(1, STFT_HOP))

@@ -28,7 +28,7 @@ class Features:
     speakers: Speakers
 
     def cut(self, starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """Crops from tokens `starts`: features [batch, 128, tokens · 4] float32 and labels [batch, tokens] int64."""
+        """Cut crops at tokens `starts`: features [batch, 128, tokens · 4] float32 and labels [batch, tokens] int64."""
         mel = self.mel[positions(starts, tokens, FEATURES_PER_TOKEN)].float()
         return mel.transpose(1, 2), self.labels[positions(starts, tokens, 1)].long()
 
@@ -45,7 +45,7 @@ def load_features(corpus: Corpus, utterances: NDArray[np.int64], device: torch.d
     return Features(mel, torch.from_numpy(labels).to(device), speakers)
 
 
-UNIT_DECADES = 4.0  # Powers of ten in a unit of the features.
+UNIT_DECADES = 4.0  # A unit of the features is this many powers of ten, of energy.
 RANGE_UNITS = 2.0  # The features' floor is this far below the loudest value.
 TOP_HZ = 8000.0
 
@@ -62,7 +62,7 @@ BLUR_SHARE = 0.15  # Share of rows; small, as blur hides the harmonics, which sh
 
 
 class Augment(nn.Module):
-    """Features [batch, 128, frames] float32 → the same, changed at random as other recordings would be."""
+    """Changes features [batch, 128, frames] float32 at random, as recordings differ in voice, device and noise."""
 
     hertz: Tensor
     height: Tensor
@@ -83,7 +83,7 @@ class Augment(nn.Module):
         return view + uniform(view, *LEVEL_UNITS)
 
     def _warp(self, view: Tensor) -> Tensor:
-        """Scale all frequencies by one factor, as a longer or shorter vocal tract does (VTLP, Jaitly & Hinton 2013)."""
+        """Scale all frequencies of a row by one factor, like another vocal tract (VTLP, Jaitly & Hinton 2013)."""
         low, high = math.log(WARP[0]), math.log(WARP[1])
         factor = uniform(view, low, high).exp()
         factor = torch.where(chance(view, WARP_SHARE), factor, 1.0)

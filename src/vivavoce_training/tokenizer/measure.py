@@ -38,7 +38,7 @@ TEMPO_RATIO = 1.08
 def measure(corpus: Corpus, tokens: NDArray[np.int16], device: torch.device, seed: int = 0) -> dict[str, float]:
     """Measure used codes, perplexity, probes for the speaker (beside chance), phones, pitch, and same-text pairs.
 
-    tokens: [corpus.num_tokens]; device: runs the probes; seed: of their initial weights and of all draws.
+    tokens: [corpus.num_tokens]; device: runs the probes; seed: of the probes' initial weights and of all draws.
     """
     counts = np.bincount(tokens, minlength=NUM_CODES)
     share = counts[counts > 0] / counts.sum()
@@ -64,7 +64,7 @@ def measure(corpus: Corpus, tokens: NDArray[np.int16], device: torch.device, see
 def _histograms(
     corpus: Corpus, tokens: NDArray[np.int16], counts: NDArray[np.int64], chosen: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """[chosen, 24 + codes]: how often each digit has each value, and how often each common code occurs."""
+    """Return [chosen, 24 + codes]: how often each digit has each value, and how often each common code occurs."""
     common = np.argsort(-counts)[:PROBE_CODES]
     column = np.full(NUM_CODES, len(common))
     column[common] = np.arange(len(common))
@@ -78,7 +78,7 @@ def _histograms(
 
 
 def probe_accuracy(features: Tensor, labels: Tensor, seed: int = 0) -> float:
-    """Accuracy, on the last fifth, of a network that predicts `labels` [n] from `features` [n, size].
+    """Train a network to predict `labels` [n] from `features` [n, size], and return its accuracy on the last fifth.
 
     The network has one hidden layer and is trained on the first four fifths.
     """
@@ -100,7 +100,7 @@ def probe_accuracy(features: Tensor, labels: Tensor, seed: int = 0) -> float:
 
 
 def same_text_pairs(corpus: Corpus, generator: np.random.Generator) -> list[tuple[int, int]]:
-    """Up to `PAIRS` pairs of utterances with the same text and voice, two speakers, and nearly the same length."""
+    """Draw up to `PAIRS` pairs of utterances with one text, one voice, nearly one length, and two speakers."""
     groups: dict[tuple[str, str], list[int]] = {}
     for utterance, text in enumerate(corpus.texts):
         voice = corpus.speakers[corpus.speaker[utterance]].voice
@@ -116,14 +116,14 @@ def same_text_pairs(corpus: Corpus, generator: np.random.Generator) -> list[tupl
 
 
 def _similarity(corpus: Corpus, tokens: NDArray[np.int16], a: int, b: int) -> float:
-    """Share of the tokens of two utterances that match in the same order, 1 for equal ones."""
+    """Return the share of two utterances' tokens that match in the same order; 1: the utterances are equal."""
     one, other = (tokens[corpus.start[at] : corpus.start[at + 1]].tolist() for at in (a, b))
     return SequenceMatcher(None, one, other, autojunk=False).ratio()
 
 
 @torch.inference_mode()
 def extract_tokens(corpus: Corpus, encoder: TokenEncoder, device: torch.device) -> NDArray[np.int16]:
-    """Tokens [corpus.num_tokens]; each utterance is encoded alone and whole, in float32, as a prompt is.
+    """Compute tokens [corpus.num_tokens]. Each utterance is encoded alone and whole, in float32, like a prompt.
 
     A digit near the boundary of two values may round differently in ONNX Runtime, which adds in another order.
     """
@@ -142,10 +142,10 @@ CROPS = 128
 def validation(
     features: Features, encoder: TokenEncoder, crop_tokens: int, crops: int = CROPS
 ) -> Callable[[], dict[str, float]]:
-    """A function that measures the accuracy of digits, phones and tokens, the pitch error in semitones, the share of
-    tokens that are equal in two random views, and the perplexity.
+    """Make a function that measures the accuracy of digits, phones and tokens, the pitch error in semitones, the share
+    of tokens that are equal in two random views, and the perplexity.
 
-    The crops are drawn once; the views, which `Augment` makes, in each call.
+    The crops are drawn once. `Augment` makes new views in each call.
     """
     starts, _ = features.speakers.draw(crops, crop_tokens)
     mel, tokens = features.cut(starts, crop_tokens)
@@ -169,14 +169,14 @@ def validation(
 
 
 def pitch_error(wanted: NDArray[np.integer], got: NDArray[np.integer]) -> float:
-    """Root mean square error, in semitones, of the pitch that tokens spell; silence in `wanted` is left out."""
+    """Return the root mean square error, in semitones, of the pitch that tokens spell, without silence in `wanted`."""
     there = wanted != SILENCE_TOKEN
     steps = (level_of(digits_of(one[there])).astype(np.float64) for one in (wanted, got))
     return PITCH_STEP * float(np.sqrt(np.mean(np.square(next(steps) - next(steps))))) if there.any() else 0.0
 
 
 def perplexity(tokens: Tensor) -> float:
-    """The number of equally likely codes that would be as hard to guess as these tokens [..] int32."""
+    """Return how many equally likely codes would be as hard to guess as these tokens [..] int32."""
     counts = torch.bincount(tokens.flatten(), minlength=NUM_CODES).double()
     share = counts / counts.sum()
     return float(torch.exp(torch.special.entr(share).sum()))

@@ -25,7 +25,7 @@ FORBIDDEN = -1e4  # added to scores of positions hidden from attention; float16 
 
 @dataclass(frozen=True)
 class TokenizerSizes:
-    """span: tokens on either side that attention sees."""
+    """span: number of tokens on either side that a token attends to."""
 
     width: int = 192
     heads: int = 4
@@ -80,9 +80,9 @@ class EncoderBlock(nn.Module):
 
 
 class LocalAttention(nn.Module):
-    """Attention whose scores fall with the distance, faster in some heads (ALiBi, arXiv:2108.12409), up to `span`.
+    """Attention up to `span` tokens away. Scores fall with the distance, at each head's rate (ALiBi, arXiv:2108.12409).
 
-    It does not depend on the recording's length: a long recording is encoded as its parts would be.
+    It does not depend on the recording's length: a long recording gets the tokens that its parts would get.
     """
 
     slopes: Tensor
@@ -107,7 +107,7 @@ class LocalAttention(nn.Module):
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
     def _bias(self, tokens: int, device: torch.device) -> Tensor:
-        """[heads, tokens, tokens]: numbers added to the scores, which depend on the distance."""
+        """Return the numbers that are added to the scores, [heads, tokens, tokens]. They depend on the distance."""
         at = torch.arange(tokens, device=device)
         distance = (at[:, None] - at).abs()
         return torch.where(distance > self.span, FORBIDDEN, -self.slopes * distance)
@@ -129,7 +129,7 @@ def depthwise(width: int, kernel: int) -> nn.Conv1d:
 
 
 def digit_weights(device: torch.device | None = None) -> Tensor:
-    """The weights of a token's digits, [8] float32: 1, 3, 9, … 2187; the first digit is the least significant."""
+    """Return the weights of a token's digits, [8] float32: 1, 3, 9, … 2187; the first digit is least significant."""
     return torch.pow(float(BASE), torch.arange(NUM_DIGITS, device=device))
 
 
@@ -167,7 +167,7 @@ def export_tokenizer(encoder: TokenEncoder, path: Path) -> None:
 
 
 def _distance(graph: Graph, x: str) -> str:
-    """[tokens, tokens] float32: the number of positions between each pair of tokens of x [1, tokens, width]."""
+    """Add the distances of all pairs of tokens of x [1, tokens, width]: [tokens, tokens] float32."""
     tokens = graph.op("Gather", graph.op("Shape", x), graph.constant(1, "int64"))
     zero, one = graph.constant(0, "int64"), graph.constant(1, "int64")
     at = graph.op("Range", zero, tokens, one)
@@ -212,7 +212,7 @@ def _indices(graph: Graph, digits: str) -> None:
     weights = graph.constant(digit_weights().numpy()[:, None])
     column = graph.op("MatMul", values, weights)
     flat = graph.op("Cast", graph.op("Squeeze", column, graph.constant([2], "int64")), to=INT32)
-    # feats may have more frames than feats_length says; tokens behind that length are cut off.
+    # feats may have more frames than feats_length says. Cut off the tokens after this length.
     up = graph.op("Add", "feats_length", graph.constant([FRAMES_PER_TOKEN - 1], "int32"))
     count = graph.op("Div", up, graph.constant([FRAMES_PER_TOKEN], "int32"))
     start, axis = graph.constant([0], "int32"), graph.constant([1], "int32")

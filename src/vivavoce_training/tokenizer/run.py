@@ -26,8 +26,8 @@ BATCH = 96
 CROP_TOKENS = 128
 RECIPE = Recipe(learning_rate=1e-3, warmup_steps=200)
 ROUND_WITHIN = 0.25
-"""The loss is quadratic below this error and linear above, so that a digit of an ambiguous sound takes the likelier
-value and not the mean of both."""
+"""The loss is quadratic below this error and linear above, so that a digit of an ambiguous sound takes the more likely
+value and not the mean of two values."""
 
 
 class TokenizerStep(TrainingStep):

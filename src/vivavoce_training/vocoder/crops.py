@@ -51,9 +51,9 @@ class Crops:
         return len(self.pitch) // MELS_PER_TOKEN
 
     def cut(self, starts: Tensor, tokens: int, flow_share: float = 0.0) -> Crop:
-        """Crops of `tokens` tokens from token positions `starts` [batch] int64.
+        """Cut crops of `tokens` tokens at token positions `starts` [batch] int64.
 
-        Each row takes the flow's mel instead of the real one with the probability `flow_share`.
+        Each row takes the flow's mel instead of the real mel with the probability `flow_share`.
         """
         frames = positions(starts, tokens, MELS_PER_TOKEN)
         wave = self.wave[positions(starts, tokens, TOKEN_SAMPLES)].float() / 32768
@@ -65,7 +65,7 @@ class Crops:
 
 
 def load_crops(corpus: Corpus, config: MelConfig, device: torch.device, flow_mels: Path | None = None) -> Crops:
-    """Load a corpus (one token or more) to `device`, 2 GiB per 10 hours, and compute its mel and pitch there.
+    """Load a corpus (one token or more) to `device`, and compute its mel and pitch there: 2 GiB per 10 hours.
 
     flow_mels: `.npy`, float16 [tokens · 2, 80], aligned with the corpus; ValueError: it has another shape or dtype.
     """
@@ -83,13 +83,13 @@ def load_crops(corpus: Corpus, config: MelConfig, device: torch.device, flow_mel
 
 
 def _to_device(array: NDArray[np.generic], device: torch.device, rows: int = 1 << 26) -> Tensor:
-    """Copy a mapped array piece by piece: it may be larger than the host's free memory."""
+    """Copy a mapped array to the device piece by piece, because it may be larger than the host's free memory."""
     pieces = (torch.from_numpy(np.array(array[i : i + rows])).to(device) for i in range(0, len(array), rows))
     return torch.cat(list(pieces))
 
 
 def _pitch_of(wave: Tensor) -> Tensor:
-    """int16 [tokens · 960]  →  Hz [tokens · 2]; tracked in pieces, each with margins that are cut off afterwards."""
+    """Track the pitch in pieces, whose margins are cut off. wave: int16 [tokens · 960]  →  Hz [tokens · 2]."""
     tokens = len(wave) // TOKEN_SAMPLES
     within = torch.arange((PIECE_TOKENS + 2 * MARGIN_TOKENS) * TOKEN_SAMPLES, device=wave.device)
     inner = slice(MARGIN_TOKENS * MELS_PER_TOKEN, -MARGIN_TOKENS * MELS_PER_TOKEN)
@@ -103,9 +103,9 @@ def _pitch_of(wave: Tensor) -> Tensor:
 
 
 def starts_apart_from(held_out: Sequence[tuple[int, int]], num_tokens: int, crop_tokens: int) -> Tensor:
-    """All token positions [n] int64 where a crop of `crop_tokens` can start without touching `held_out`.
+    """Find all token positions [n] int64 where a crop of `crop_tokens` can start without touching `held_out`.
 
-    held_out: ranges of tokens [first, last); ValueError: all positions touch it.
+    held_out: ranges of tokens [first, last); ValueError: every crop touches one of these ranges.
     """
     allowed = torch.ones(max(0, num_tokens - crop_tokens + 1), dtype=torch.bool)
     for first, last in held_out:
@@ -117,7 +117,7 @@ def starts_apart_from(held_out: Sequence[tuple[int, int]], num_tokens: int, crop
 
 
 NOISE_SHARE, LARGEST_NOISE = 0.5, 0.15
-"""Share of the crops that get noise; its largest standard deviation, in natural logarithms of magnitude."""
+"""Share of the crops that get noise; the noise's largest standard deviation, in natural logarithms of magnitude."""
 BLUR_SHARE, LARGEST_BLUR = 0.3, 0.25
 """Share of the crops that are smoothed along time or frequency; the largest weight of a neighbour."""
 GAIN_SHARE, LOWEST_GAIN = 0.5, math.log(0.3)
@@ -135,7 +135,7 @@ def augment(crop: Crop) -> Crop:
 
 
 def _some(mel: Tensor, share: float) -> Tensor:
-    """Random numbers [batch, 1, 1]: uniform in [0, 1) for this share of the rows, 0 for the others."""
+    """Draw numbers [batch, 1, 1]: uniform in [0, 1) for this share of the rows, 0 for other rows."""
     chosen, value = torch.rand(2, len(mel), 1, 1, device=mel.device)
     some: Tensor = value * (chosen < share)
     return some

@@ -1,8 +1,8 @@
 """Tracks the pitch of waveforms by autocorrelation, in batches; the vocoder's pitch predictor learns from it.
 
-The method is Boersma's (Proceedings of the Institute of Phonetic Sciences 17, 1993): the autocorrelation of a windowed
-frame, divided by that of the window, peaks at the period and its multiples; a small cost per octave prefers the
-shortest. Instead of his path search, a second pass prefers the peak nearest to the median of the neighbouring frames.
+The method is Boersma's (Proceedings of the Institute of Phonetic Sciences 17, 1993). The autocorrelation of a windowed
+frame, divided by the window's autocorrelation, peaks at the period and its multiples; a small cost per octave prefers
+the shortest. In place of Boersma's path search, a second pass prefers the peak nearest to the neighbours' median.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FFT_SIZE = 2048  # At least the window plus the longest lag, or the correlation 
 CUTOFF_HZ = 1500.0  # The spectrum fades out above this, where there is more breath than voice.
 OCTAVE_COST = 0.02
 JUMP_COST = 0.4
-VOICED_PEAK = 0.5  # A frame is voiced if its autocorrelation has a higher peak; 1: periodic.
+VOICED_PEAK = 0.5  # A frame is voiced if its autocorrelation has a higher peak than this; 1 means exactly periodic.
 QUIET = 1e-3  # Amplitude (root mean square) below which no frame counts as voiced.
 NEIGHBOURS = 12  # Frames on either side that a frame's pitch is compared with.
 FARTHEST = 0.75  # A peak farther than this from the neighbours' median, in octaves, is not the pitch.
 
 
 def track_pitch(wave: Tensor) -> Tensor:
-    """Pitch of each mel frame, centred where `prompt_mel` centres it, at 240 + 480 · t samples.
+    """Track the pitch of each mel frame. Frames have the centres of `prompt_mel`: 240 + 480 · t samples.
 
     wave: [batch, samples] float32 at 24 kHz, a multiple of 480 samples  →  [batch, samples / 480] Hz, 0: unvoiced
     """
@@ -48,7 +48,7 @@ def track_pitch(wave: Tensor) -> Tensor:
 
 
 def _correlation(wave: Tensor) -> Tensor:
-    """Normalised autocorrelation of every frame: [batch, samples]  →  [batch, frames, lags]."""
+    """Compute the normalised autocorrelation of every frame: [batch, samples]  →  [batch, frames, lags]."""
     margin = (WINDOW - HOP) // 2
     window = torch.hann_window(WINDOW, device=wave.device)
     frames = pad(wave, (margin, margin)).unfold(1, WINDOW, HOP)
@@ -63,18 +63,18 @@ def _correlation(wave: Tensor) -> Tensor:
 
 
 def _autocorrelation(x: Tensor, weight: Tensor | float = 1.0) -> Tensor:
-    """[..., samples]  →  [..., FFT_SIZE] by lag, of the spectrum's power times `weight`."""
+    """Transform the power spectrum, times `weight`, back: [..., samples]  →  autocorrelation [..., FFT_SIZE] by lag."""
     power = torch.view_as_real(torch.fft.rfft(x, FFT_SIZE)).square().sum(-1)
     correlation: Tensor = torch.fft.irfft(power * weight, FFT_SIZE)
     return correlation
 
 
 def _neighbourhood(octaves: Tensor, voiced: Tensor) -> Tensor:
-    """Median over the voiced frames around each frame, 0 if none is voiced; all tensors: [batch, frames]."""
+    """Return the median over the voiced frames around each frame, or 0 without voiced frames; all [batch, frames]."""
     known = pad(torch.where(voiced, octaves, torch.nan), (NEIGHBOURS, NEIGHBOURS), value=torch.nan)
     return known.unfold(1, 2 * NEIGHBOURS + 1, 1).nanmedian(-1).values.nan_to_num(0.0)
 
 
 def _without_outliers(pitch: Tensor) -> Tensor:
-    """Median of three frames; a single frame whose pitch or voicing differs from both neighbours is an error."""
+    """Take the median of three frames: a single frame whose pitch or voicing differs from both neighbours is wrong."""
     return pad(pitch, (1, 1)).unfold(1, 3, 1).median(-1).values

@@ -34,8 +34,8 @@ from vivavoce_training.weights import initialise, load_part, save_part
 PART = "vocoder"
 ADVERSARY_FROM = 0.3
 """Share of the budget after which the discriminators join; earlier, they would only learn to tell noise from speech."""
-TUNED_ADVERSARY_FROM = 0.1  # Share of the budget, if training starts from a trained vocoder.
-TUNING_RATE = 0.3  # Factor on the learning rates of such a training.
+TUNED_ADVERSARY_FROM = 0.1  # The same share if training starts from a trained vocoder.
+TUNING_RATE = 0.3  # Factor on the learning rates if training starts from a trained vocoder.
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def train_vocoder(
     flow_mels: Path | None = None,
     scale: Scale = Scale(),
 ) -> Path:
-    """Train, or continue in `out`, and write `out/hift.pt`, whose path is returned, and `out/samples`.
+    """Train, or continue in `out`. Write `out/samples` and `out/hift.pt`, and return the path of `hift.pt`.
 
     config: sizes of the vocoder and of its mel; seed: of initial weights and batches; init: weights to start from: a
     `hift.pt`, a checkpoint folder, or the state of an earlier training (`vocoder.state.pt`) with its discriminators;
@@ -87,7 +87,7 @@ def train_vocoder(
 
 
 def _start_from(init: Path | None, model: Vocoder, part: NetworkPart, discriminators: Discriminators) -> float:
-    """Load or initialise the networks; returns the share of the budget after which the discriminators join."""
+    """Load or initialise the networks, and return the share of the budget after which the discriminators join."""
     if init is None:
         initialise(model)
         return ADVERSARY_FROM
@@ -105,12 +105,12 @@ def _start_from(init: Path | None, model: Vocoder, part: NetworkPart, discrimina
 
 MOST_UTTERANCES = 16
 ONE_IN = 8
-WINDOW_TOKENS = 50  # one length for all: on a GPU, each new length costs a search for the fastest convolutions
+WINDOW_TOKENS = 50  # equal for all, because a GPU searches the fastest convolutions again for each new length
 NUM_SAMPLES = 4
 
 
 def held_out_utterances(corpus: Corpus) -> list[int]:
-    """Indices of the utterances that are kept from training, evenly spread; ValueError: the corpus is too small."""
+    """Choose the utterances that are kept from training, evenly spread; ValueError: the corpus is too small."""
     count = min(MOST_UTTERANCES, len(corpus) // ONE_IN)
     if not count or corpus.num_tokens < WINDOW_TOKENS:
         raise ValueError(
@@ -121,16 +121,16 @@ def held_out_utterances(corpus: Corpus) -> list[int]:
 
 
 def held_out_ranges(corpus: Corpus, utterances: list[int]) -> list[tuple[int, int]]:
-    """Tokens [first, last) of the utterances, at least a validation window each."""
+    """Return the tokens [first, last) of the utterances, at least a validation window each."""
     bounds = ((int(corpus.start[i]), int(corpus.start[i + 1])) for i in utterances)
     return [(first, max(last, first + WINDOW_TOKENS)) for first, last in bounds]
 
 
 def validation(model: Vocoder, crops: Crops, ranges: list[tuple[int, int]]) -> Callable[[], dict[str, float]]:
-    """A function that vocodes a window of each held-out range from its predicted pitch, and returns its errors.
+    """Make a function that vocodes a window of each held-out range with the predicted pitch, and returns the errors.
 
-    These are the STFT and mel losses, the mean pitch error in % over frames that are voiced in both, and the share of
-    frames in % whose voicing is wrong.
+    These are the STFT and mel losses, the mean pitch error in % over frames where both the predicted and the tracked
+    pitch are voiced, and the share of frames in % whose voicing is wrong.
     """
     device = crops.wave.device
     last = crops.num_tokens - WINDOW_TOKENS
@@ -157,8 +157,8 @@ def validation(model: Vocoder, crops: Crops, ranges: list[tuple[int, int]]) -> C
 
 @torch.no_grad()
 def write_samples(model: Vocoder, corpus: Corpus, crops: Crops, utterances: list[int], folder: Path) -> list[Path]:
-    """Write a few held-out utterances as `<index>.real.wav` and `<index>.vocoded.wav`; from the flow's mel too, where
-    there is one, as `<index>.flow.wav`.
+    """Write a few held-out utterances as `<index>.real.wav` and `<index>.vocoded.wav`, and, if the corpus has the
+    flow's mels, the audio from these as `<index>.flow.wav`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -178,6 +178,6 @@ def write_samples(model: Vocoder, corpus: Corpus, crops: Crops, utterances: list
 
 
 def _vocoded(model: Vocoder, crop: Crop, pitch: Tensor) -> Tensor:
-    """Waveform [batch, samples]; fixed seeds of the noise make it the same each time."""
+    """Compute a waveform [batch, samples], equal in each call, because the noise has fixed seeds."""
     seeds = torch.arange(len(pitch), device=pitch.device)[:, None]
     return model.decode(crop.mel, model.source(pitch, drawn_noise(model, pitch, seeds)))

@@ -23,7 +23,7 @@ Vocoder = HiFT | CausalHiFT
 TINY = 1e-10  # Added to power before its square root, whose slope at 0 is infinite.
 QUIET_MEL = 1e-5  # The floor of `prompt_mel`.
 QUIET = 5e-5
-"""Floor of magnitudes in the loss, per square root of the frame size: a little above the noise of 16-bit rounding."""
+"""Floor of magnitudes in the loss, divided by the square root of `n_fft`; a little above the noise of 16-bit audio."""
 
 
 class Resolution(NamedTuple):
@@ -36,7 +36,7 @@ SCALES = tuple(
     Resolution(*sizes)
     for sizes in ((128, 32, 10), (256, 64, 20), (512, 128, 40), (1024, 256, 80), (2048, 512, 160), (1920, 480, 80))
 )
-"""STFT sizes of the losses. The last has those of the vocoder's input mel, but extends to half the sample rate."""
+"""STFT sizes of the losses. The last sizes are those of the vocoder's input mel, but up to half the sample rate."""
 
 
 class SpectralLoss(nn.Module):
@@ -53,9 +53,9 @@ class SpectralLoss(nn.Module):
             self.register_buffer(f"filters{i}", filters.clone(), persistent=False)
 
     def forward(self, made: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """made, real: [batch, samples] float32, no shorter than the largest frame.
+        """Compare the waves made, real: [batch, samples] float32, no shorter than the largest frame.
 
-        →  (STFT loss, mean of spectral convergence plus mean absolute difference of logarithms; mel loss, mean
+        →  STFT loss (spectral convergence plus the mean absolute difference of logarithms) and mel loss (the mean
         absolute difference of natural logarithms), each averaged over the scales
         """
         stft_losses, mel_losses = [], []
@@ -82,17 +82,17 @@ def _log_difference(a: Tensor, b: Tensor, floor: float) -> Tensor:
 
 
 def judged_real(scores: list[Tensor]) -> Tensor:
-    """Least-squares loss of scores that ought to be 1 (arXiv:1611.04076), averaged over the discriminators."""
+    """Compute the least-squares loss of scores that should be 1 (arXiv:1611.04076), averaged over discriminators."""
     return torch.stack([(1 - score.float()).square().mean() for score in scores]).mean()
 
 
 def judged_made(scores: list[Tensor]) -> Tensor:
-    """Least-squares loss of scores that ought to be 0, averaged over the discriminators."""
+    """Compute the least-squares loss of scores that should be 0, averaged over the discriminators."""
     return torch.stack([score.float().square().mean() for score in scores]).mean()
 
 
 def feature_distance(made: list[Tensor], real: list[Tensor]) -> Tensor:
-    """Mean absolute difference of the discriminators' inner layers relative to the real one's size.
+    """Compute the mean absolute difference of the discriminators' features, relative to the real features' size.
 
     Feature matching (HiFi-GAN, arXiv:2010.05646), made independent of each layer's scale (EnCodec, arXiv:2210.13438).
     """
@@ -112,7 +112,7 @@ COMPRESSION = 0.3  # exponent of magnitudes: loud and soft parts get more simila
 SMALLEST_POWER = 1e-7
 
 Judgement = tuple[list[Tensor], list[Tensor]]
-"""Output of the discriminators: one map of scores for each, and the features of all their inner layers."""
+"""Output of the discriminators: a map of scores of each discriminator, and the features of all their inner layers."""
 
 
 class Discriminators(nn.Module):
@@ -185,21 +185,21 @@ ALONE, WITH_ADVERSARY = 0, 1  # variants of the step
 BATCH = 32
 CROP_TOKENS = 26
 MARGIN_TOKENS = 1
-"""Tokens cut off at either end of a crop before the losses, as the network got zeros there in place of speech.
+"""Tokens cut off at either end of a crop before the losses, because the network got zeros there in place of speech.
 
-CosyVoice3's vocoder has a lookahead of four tokens. The zeros that remain teach it how speech ends: in zeros, too.
+CosyVoice3's vocoder looks four tokens ahead, so it still reads zeros near the end. So it learns how speech ends.
 """
 JUDGED_TOKENS = 12  # the discriminators get this part of each crop, its middle
 
 GENERATOR = Recipe(learning_rate=6e-4, betas=(0.8, 0.99), clip_norm=50.0)
 PITCH = Recipe(learning_rate=1e-3, clip_norm=10.0, weight_decay=0.0)
-"""The pitch predictor has no weight decay: as its output is in Hz, weights of 100 would decay as fast as they learn."""
+"""The pitch predictor has no weight decay: its output is in Hz, so weights of 100 would decay as fast as they learn."""
 ADVERSARY = Recipe(learning_rate=3e-4, betas=(0.8, 0.99), clip_norm=10.0)
 
 STFT_WEIGHT, MEL_WEIGHT = 4.0, 20.0
 JUDGED_WEIGHT, FEATURE_WEIGHT = 2.0, 10.0
 PREDICTED_SHARE = 0.5
-"""Share of crops whose source follows the predicted pitch, as in use; the true pitch teaches sharp harmonics."""
+"""Share of crops whose source has the predicted pitch, as at inference; the true pitch teaches sharp harmonics."""
 FLOW_SHARE = 0.7  # share of crops that take the flow's mel, if there is one
 PITCH_UNIT_HZ = 50.0
 
@@ -267,7 +267,7 @@ class VocoderStep(TrainingStep):
         return values
 
     def _learn_pitch(self, predicted: Tensor, tracked: Tensor) -> Tensor:
-        """Train the pitch predictor on L1 in Hz. Its optimum is the median: 0 where frames are mostly unvoiced."""
+        """Train the pitch predictor on L1 in Hz, whose optimum is the median: 0 if frames are mostly unvoiced."""
         edge = MARGIN_TOKENS * MELS_PER_TOKEN
         error = (predicted - tracked)[:, edge:-edge].abs().mean()
         self.optimizers["pitch"].update(error / PITCH_UNIT_HZ)
@@ -280,9 +280,9 @@ class VocoderStep(TrainingStep):
         return self._model.decode(crop.mel, self._model.source(pitch, drawn_noise(self._model, pitch, seeds)))
 
     def _judge(self, made: Tensor, real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Update the discriminators; give the gradient at the generator's waveform [batch, samples], and values to log.
+        """Update the discriminators. Return the gradient at the waveform `made` [batch, samples], and values to log.
 
-        Both use one forward pass, so the gradient comes from the discriminators as they were before this update.
+        Update and gradient use one forward pass, so the gradient is that of the discriminators before this update.
         """
         made = made.requires_grad_()
         cached = nn.utils.parametrize.cached()
@@ -298,7 +298,7 @@ class VocoderStep(TrainingStep):
 
 
 def drawn_noise(model: Vocoder, pitch: Tensor, seeds: Tensor) -> Tensor:
-    """The source's noise, drawn as for a stream, for a pitch [batch, frames] and seeds [batch, 1] int64."""
+    """Draw the source's noise as for a stream. pitch: [batch, frames]; seeds: [batch, 1] int64."""
     samples = pitch.shape[1] * model.config.samples_per_frame
     return model.source.draw(seeds, torch.arange(samples, device=pitch.device)[None])
 
