@@ -54,8 +54,8 @@ VOICES = {
         "bm_fable*0.6+bm_george*0.4",
     ),
 }
-"""The mini model's stored voices: name → the speaker, and the text of the recording. Judges liked these voices best
-among 40 voices and mixes."""
+"""The mini model's stored voices: name → the speaker, and the text of the recording. Among 40 voices and mixes, these
+had the best scores."""
 
 
 def assemble(parts: Path, folder: Path, record: Record, settings: Path = MINI) -> Path:
@@ -74,14 +74,14 @@ def assemble(parts: Path, folder: Path, record: Record, settings: Path = MINI) -
     named = {SPEECH_TOKENIZER: speech_tokenizer_of(detect_generation(settings))}
     for name in PARTS:
         shutil.copyfile(parts / name, folder / named.get(name, name))
-    # Trimming would make the mel shorter than the labels.
+    # Do not trim the recordings, because their mels would then be shorter than their labels.
     extractor = replace(load_front_end(folder).extractor, as_recorded=True)
     entries = {}
     for name, (speaker, text) in VOICES.items():
         samples, labels = record(speaker, text)
         heard = extractor.extract(Audio(samples, SAMPLE_RATE), text)
-        # The language model learned from labels. After tokens that the tokenizer hears, speech begins with words of
-        # the transcript more often.
+        # Store the labels, from which the language model learned. After a prompt of the tokenizer's tokens, speech
+        # begins with words of the transcript more often.
         voice = replace(heard, speech_tokens=torch.from_numpy(labels)).aligned(extractor.config.rates)
         tokens = voice.speech_tokens
         prompt = SavedPrompt(torch.tensor(voice.prompt_text, dtype=torch.int32), tokens, tokens, voice.mel)
@@ -95,7 +95,7 @@ PROMPTS = (
     "The harbor was quiet before dawn, and the old boats moved slowly.",
     "Several children were playing in the park behind the school.",
 )
-"""Texts of the recordings to clone; the speakers use them in turn."""
+"""Texts of the recordings to clone; the first speaker says the first text, the second the second, and so on."""
 
 Record = Callable[[Speaker, str], Labelled]
 

@@ -30,10 +30,10 @@ from vivavoce_training.whole_rows import encode, velocity
 
 @dataclass(frozen=True, eq=False)
 class SpeakerMajor:
-    """A corpus on the device, speaker by speaker.
+    """A corpus on the device, ordered by speaker.
 
-    tokens: [tokens] int16; mels: [tokens · 2, bins] float16; first, last: [tokens] int32, where the token's speaker
-    begins and ends; utterance_first, utterance_count: [tokens] int32, the range of that speaker's utterances;
+    tokens: [tokens] int16; mels: [tokens · 2, bins] float16; first, last: [tokens] int32, first and end token of the
+    token's speaker; utterance_first, utterance_count: [tokens] int32, this speaker's first utterance and their number;
     embeddings: [utterances, size] float16.
     """
 
@@ -73,8 +73,8 @@ class SpeakerMajor:
         )
 
     def draw(self, batch: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Random windows of `size` tokens: tokens [batch, size] int64, mel [batch, 2 · size, bins] float32, embedding
-        [batch, size of embeddings] float32 of a random utterance of the speaker.
+        """Draw random windows of `size` tokens: tokens [batch, size] int64, mel [batch, 2 · size, bins] float32, and
+        the embedding [batch, size of embeddings] float32 of a random utterance of the speaker.
         """
         device = self.tokens.device
         anywhere = torch.randint(len(self.tokens), (batch,), device=device)
@@ -89,7 +89,7 @@ class SpeakerMajor:
 
 
 def speaker_grid(corpus: Corpus) -> NDArray[np.int64]:
-    """Positions in the corpus of all tokens, ordered by speaker: [tokens]."""
+    """Return the positions in the corpus of all tokens, ordered by speaker: [tokens]."""
     order = np.argsort(corpus.speaker, kind="stable")
     starts, lengths = corpus.start[:-1][order], np.diff(corpus.start)[order]
     ends = np.cumsum(lengths)
@@ -99,8 +99,8 @@ def speaker_grid(corpus: Corpus) -> NDArray[np.int64]:
 
 SIGMA_MIN = 1e-6
 MU_WEIGHT = 0.1
-"""Weight of the distance between mu and the mel: it gives the encoder a gradient of its own (Matcha-TTS's prior loss,
-arXiv:2309.03199, in the simplest form)."""
+"""Weight of the loss `mu`, which gives the encoder a gradient of its own (the simplest form of Matcha-TTS's prior loss,
+arXiv:2309.03199)."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,9 @@ class FlowStep(TrainingStep):
 
 
 def start_at_mean(flow: Flow, speech: SpeakerMajor) -> None:
-    """Make an untrained flow output the mean mel, since log-mels are far from zero.
+    """Make an untrained flow output the mean mel, because log-mels are far from zero.
 
-    In CosyVoice3's flow each block starts by adding nothing, and learns faster so (adaLN-Zero, arXiv:2212.09748, 3.2).
+    In CosyVoice3's flow, also make each block add zeros at first: it learns faster then (adaLN-Zero, arXiv:2212.09748).
     """
     mean = speech.mels[:: max(1, len(speech.mels) // 100_000)].float().mean(0)
     encoder, estimator = flow.encoder, flow.estimator
@@ -178,7 +178,7 @@ def start_at_mean(flow: Flow, speech: SpeakerMajor) -> None:
 def flow_losses(
     flow: Flow, tokens: Tensor, mel: Tensor, embedding: Tensor, recipe: FlowRecipe, *, chunked: bool
 ) -> dict[str, Tensor]:
-    """Losses of one batch of windows; shapes as in `SpeakerMajor.draw`.
+    """Compute the losses of one batch of windows. tokens, mel, embedding: as from `SpeakerMajor.draw`.
 
     cfm: mean squared error of the velocity after the prompt; mu: mean absolute error of the encoder's output.
     """
@@ -195,7 +195,7 @@ def flow_losses(
     prompt = torch.where(happens(recipe.prompted), prompt, torch.zeros_like(prompt))
     in_prompt = valid_positions(prompt, length)
     kept = (~happens(recipe.unconditioned))[:, None, None].to(mu.dtype)
-    # The solver takes more steps at the start of its path; training times are drawn more often there, too.
+    # The solver takes more steps at the start of its path. Draw training times near the start more often, too.
     t = 1 - torch.cos(torch.rand(batch, device=device) * (math.pi / 2))
     noise = torch.randn_like(mel)
     along = t[:, None, None]

@@ -7,8 +7,8 @@ A sequence has one of the two layouts of CosyVoice2's training (arXiv:2412.10117
 
 In CosyVoice3's rows the complete system prompt follows [start], in both layouts.
 
-Most rows join utterances of one speaker, as cloning does: the model gets the transcript of a recording and the text as
-one text, then the recording's tokens, and continues them.
+Most rows join several utterances of a speaker, as a request with a cloned voice does: there the model gets the
+recording's transcript and the text as one text, then the recording's tokens, and continues these tokens.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Rows:
 
 
 def validation_texts(texts: Sequence[str]) -> frozenset[str]:
-    """Texts, in lower case, that are kept out of training for validation: 1 in 200, chosen by their hashes.
+    """Return the texts, in lower case, that are only for validation: 1 in 200, chosen by their hashes.
 
-    A small corpus keeps up to eight texts, but at most 1 in 10.
+    In a small corpus these are up to eight texts, but at most 1 in 10.
     """
     distinct = sorted({text.lower() for text in texts}, key=lambda text: hashlib.md5(text.encode()).digest())
     return frozenset(distinct[: max(len(distinct) // 200, min(8, len(distinct) // 10))])
@@ -87,7 +87,7 @@ def validation_texts(texts: Sequence[str]) -> frozenset[str]:
 def whole_text(
     text: Sequence[int], speech: Sequence[int], config: LMConfig, system: Sequence[int] = ()
 ) -> list[tuple[int, int, int]]:
-    """(kind, id, target) of each position, the whole text before the speech; system: ids of the system prompt."""
+    """Return (kind, id, target) of each position, with all text before the speech. system: ids of the system prompt."""
     vocabulary = config.vocabulary
     row = [(CONTROL, vocabulary.sos, IGNORED)]
     row += [(TEXT, token, IGNORED) for token in (*system, *text)]
@@ -97,7 +97,7 @@ def whole_text(
 def arriving_text(
     text: Sequence[int], speech: Sequence[int], config: LMConfig, system: Sequence[int] = ()
 ) -> list[tuple[int, int, int]]:
-    """(kind, id, target) of each position, the text in blocks between blocks of speech; system: as in `whole_text`.
+    """Return (kind, id, target) of each position, with text and speech in alternating blocks. Else like `whole_text`.
 
     Raises:
         ValueError: the speech is too short for the blocks.
@@ -116,7 +116,7 @@ def arriving_text(
 
 
 def _speech(before: list[tuple[int, int]], speech: Sequence[int], end: int) -> list[tuple[int, int, int]]:
-    """(kind, id, target) of `before` and `speech`; each target is the next speech token, the last is `end`."""
+    """Return (kind, id, target) of `before` and `speech`. A target is the next speech token; the last one is `end`."""
     positions = before + [(SPEECH, token) for token in speech]
     return [(kind, token, target) for (kind, token), target in zip(positions, [*speech, end], strict=True)]
 
@@ -134,8 +134,8 @@ def build_rows(
 ) -> list[Rows]:
     """Draw `count` sequences, and pad each to the smallest of `lengths` that holds it.
 
-    A row has only as many of its utterances as fit; a single utterance that is too long is left out. With `validation`,
-    the list is empty if the corpus is too small to keep a text for it. system: ids of the system prompt.
+    A row has as many of its utterances as fit. If not even the first fits, the row is left out. With `validation`, rows
+    have only `validation_texts`; the list is empty if there are none. system: ids of the system prompt.
     """
     tokens = np.asarray(corpus.tokens)
     rng = random.Random(seed)
@@ -173,7 +173,7 @@ def draw_rows(
     jobs: int,
     validation: bool = False,
 ) -> list[Rows]:
-    """`build_rows` of a corpus folder, in `jobs` processes; their number does not change the rows.
+    """Run `build_rows` on a corpus folder, in `jobs` processes; their number does not change the rows.
 
     settings: the model's folder of settings; sizes: the configuration that they give. Each `_PART` of sequences has a
     seed of its own, so another `_PART` draws other rows. With `validation` the list may be empty, as in `build_rows`.
@@ -209,7 +209,7 @@ def _joined(
     rng: random.Random,
     room: int,
 ) -> tuple[list[int], list[int]]:
-    """Joined text ids and speech tokens of the first utterances, as many as fit into `room` positions."""
+    """Join text ids and speech tokens of the first utterances, of as many as fit into `room` positions."""
     text: list[int] = []
     speech: list[int] = []
     for utterance in utterances:
@@ -245,7 +245,7 @@ class LMRecipe:
     optimizer: Recipe = field(default_factory=lambda: Recipe(1e-3, warmup_steps=500, weight_decay=0.05))
     positions_per_step: int = 24_576
     dropout: float = 0.1
-    token_noise: float = 0.1  # up to this share of a row's speech tokens is replaced by random ones at the input
+    token_noise: float = 0.1  # largest share of a row's input speech tokens that random tokens replace
     label_smoothing: float = 0.05
 
 
@@ -322,7 +322,7 @@ class LMStep(TrainingStep):
 
 
 def validate(lm: SpeechLM, checks: Sequence[_Bucket]) -> dict[str, float]:
-    """Mean cross-entropy and accuracy on the first batch of each of `checks`."""
+    """Return the mean cross-entropy and accuracy on the first batch of each of `checks`."""
     sums = {"ce": 0.0, "right": 0.0}
     for kinds, ids, targets, batch in checks:
         logits = _logits(lm, kinds[:batch], ids[:batch].long())
@@ -334,7 +334,7 @@ def validate(lm: SpeechLM, checks: Sequence[_Bucket]) -> dict[str, float]:
 def with_noise(ids: Tensor, kinds: Tensor, most: float, num_speech: int) -> Tensor:
     """Replace speech tokens by random ones; each row draws its own share up to `most`.
 
-    At inference the model reads its own mistakes; training sequences have none (Bengio et al., arXiv:1506.03099).
+    This prepares the model for its own mistakes, which it reads at inference (Bengio et al., arXiv:1506.03099).
     """
     share = most * torch.rand(len(ids), 1, device=ids.device)
     noisy = (torch.rand(ids.shape, device=ids.device) < share) & (kinds == SPEECH)
@@ -342,7 +342,7 @@ def with_noise(ids: Tensor, kinds: Tensor, most: float, num_speech: int) -> Tens
 
 
 def add_dropout(lm: SpeechLM, share: float) -> None:
-    """Add dropout to the output of each attention and MLP, in training mode only; the model itself has none."""
+    """Add dropout, in training mode only, to the output of each attention and MLP. The model has no dropout itself."""
 
     def drop(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
         return dropout(output, share, module.training)
@@ -353,10 +353,10 @@ def add_dropout(lm: SpeechLM, share: float) -> None:
 
 
 def _logits(lm: SpeechLM, kinds: Tensor, ids: Tensor) -> Tensor:
-    """kinds, ids: [batch, length]  →  [batch, length, logits] float32."""
+    """Run the model on kinds and ids [batch, length]  →  [batch, length, logits] float32."""
     kinds = kinds[..., None]
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
-        # Each table looks up all ids, also those of other kinds; the `where` below picks the right rows.
+        # Each table looks up all ids, also ids of other kinds; the `where` below picks the right rows.
         text, speech, control = (
             table(ids.clamp(max=table.num_embeddings - 1))
             for table in (lm.text_embedding, lm.speech_embedding, lm.control_rows)
@@ -374,7 +374,7 @@ def _measures(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 
 def _buckets(rows: Sequence[Rows], positions: int, device: torch.device) -> list[_Bucket]:
-    """Rows on the device, without empty lengths; a batch has about `positions` positions, and one row at least."""
+    """Copy rows to the device, except empty lengths. A batch has about `positions` positions, and at least one row."""
     buckets = []
     for one in rows:
         if len(one):

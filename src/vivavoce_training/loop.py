@@ -1,13 +1,13 @@
 """The training loop that all parts share: schedule, CUDA graphs, averages, resumable state, log and curves.
 
-Each part has a `TrainingStep`: it draws a batch and calls `Optimizer.update`. On a GPU it is captured as a CUDA graph
-after a few plain steps and replayed from then on, because these models are so small that launching their kernels takes
-longer than running them. A step must therefore be capturable:
+Each part has a `TrainingStep`, which draws a batch and calls `Optimizer.update`. On a GPU, the first few steps run
+eagerly; then the step is captured as a CUDA graph and replayed, because these models are so small that launching their
+kernels takes longer than running them. A step must therefore be capturable:
 
-- batches are drawn with torch's default generator from tensors that already lie on the device;
-- shapes are fixed for each *variant* of the step (lengths of crops, with or without an adversary); each variant
-  becomes a graph of its own;
-- nothing waits for the device: no `.item()`, `.cpu()`, `nonzero`, boolean indexing, or branches on tensor values.
+- it draws batches with torch's default generator, from tensors that are already on the device;
+- shapes are fixed for each *variant* of the step (lengths of crops, with or without an adversary), because each variant
+  becomes a graph;
+- it never waits for the device: no `.item()`, `.cpu()`, `nonzero`, boolean indexing, or branches on tensor values.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.files import replacing
 from vivavoce_training.record import Record
 
-WARM_STEPS = 3  # eager steps of a variant before its capture; they make allocations and library handles
+WARM_STEPS = 3  # eager steps of a variant before its capture; libraries make their allocations and handles in them
 LOG_SECONDS = 10.0
 SAVE_SECONDS = 120.0
 AVERAGE_EVERY = 10
-MAX_AHEAD = 16  # most steps queued on the device; with more, the measured time would be wrong
+MAX_AHEAD = 16  # most steps queued on the device; with longer queues, the measured time would be wrong
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Recipe:
     final_fraction: float = 0.02  # learning rate at the end of the budget, as a fraction of the highest
 
     def rate(self, step: int, progress: float) -> float:
-        """Learning rate at a step; progress: share of the budget that is spent, in [0, 1]."""
+        """Return the learning rate at a step; progress: share of the budget that is spent, in [0, 1]."""
         warm = min(1.0, (step + 1) / self.warmup_steps)
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         return self.learning_rate * warm * (self.final_fraction + (1 - self.final_fraction) * cosine)
@@ -96,7 +96,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Budget:
-    """When a training ends: after `seconds` of training or after `steps`; with both, after the first of them.
+    """When a training ends: after `seconds` of training or after `steps`; if both are given, when the first is reached.
 
     The learning rate's schedule spans the whole budget. `piece_seconds` ends one run earlier; the next run continues.
     """
@@ -113,13 +113,13 @@ class Budget:
                 raise InvalidRequest(f"{name}: {value} is not above 0; give a length of the training")
 
     def progress(self, seconds: float, steps: int) -> float:
-        """Share of the budget that is spent, 1.0 or more when it is over."""
+        """Return the share of the budget that is spent; 1.0 or more: the training is over."""
         spent = ((seconds, self.seconds), (steps, self.steps))
         return max(done / of for done, of in spent if of is not None)
 
 
 class Average:
-    """Exponential moving average of a module's parameters; it decays faster early in the training."""
+    """Exponential moving average of a module's parameters. Early in the training, old values decay faster."""
 
     def __init__(self, module: nn.Module, decay: float = 0.999) -> None:
         self._decay = decay
@@ -148,7 +148,7 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def __call__(self, variant: int) -> dict[str, Tensor]:
-        """Draw a batch and update the optimizers; the result is scalars to log."""
+        """Draw a batch, and update the weights with the optimizers. Return scalars to log."""
 
     def variant(self, step: int, progress: float) -> int:
         return 0
@@ -167,8 +167,8 @@ def train(
     """Train until the budget or the piece is spent; continue from a saved state in `folder`, if there is one.
 
     part: name of the log, the curves and the state in `folder` (`part.state.pt`); device: "cuda" uses CUDA graphs;
-    validate: measures the modules, outside of the graphs and in eval mode, every `validate_seconds`. Returns the mean
-    weights of the step's first module on the CPU, float32 by name. InvalidRequest: the state is of another model.
+    validate: measures the modules, outside of the graphs and in eval mode, every `validate_seconds`. Returns the moving
+    average of the step's first module, float32 by name, on the CPU. InvalidRequest: the state is of another model.
     """
     record, average = Record(folder, part), Average(next(iter(body.modules.values())))
     state_file = folder / f"{part}.state.pt"
@@ -215,7 +215,7 @@ def train(
 
 
 class _Steps:
-    """Runs steps: eagerly on a CPU; on a GPU, as a CUDA graph per variant after a few eager steps."""
+    """Runs steps: eagerly on a CPU; on a GPU, after a few eager steps, as one CUDA graph per variant."""
 
     def __init__(self, body: TrainingStep, device: torch.device) -> None:
         self._body, self._on_gpu = body, device.type == "cuda"

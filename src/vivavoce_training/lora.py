@@ -20,9 +20,9 @@ _PEFT = "base_model.model.model."
 
 
 class LoRA(nn.Module):
-    """The matrices A and B of each target layer of a language model, whose own weights are frozen. While this object
-    exists, each target's output is increased by scale · B(Ax); B begins with zeros. Only the matrices are parameters
-    and state of this module. Its training mode is the model's.
+    """The matrices A and B of each target layer of a language model. It freezes the model's own weights, and adds
+    scale · B(Ax) to each target's output, as long as the model exists; B begins with zeros. Only the matrices are
+    parameters and state of this module. Its training mode is also the model's.
     """
 
     def __init__(self, lm: SpeechLM, rank: int) -> None:

@@ -18,14 +18,14 @@ from vivavoce_training.record import log
 from vivavoce_training.whole_rows import encode
 
 WINDOW_TOKENS, PROMPT_TOKENS = 300, 100
-"""Tokens that the flow gets at once; tokens at their start that are a prompt, with the recording's mel."""
+"""Tokens of a window, which the flow gets at once; the first of them that are a prompt, with the recording's mel."""
 BATCH = 32
 
 
 def write_flow_mels(corpus_folder: Path, flow: Flow, config: ModelConfig, out: Path, device: torch.device) -> None:
     """Write the mel of every token of a corpus that has tokens and embeddings: `.npy`, float16 [tokens · 2, bins].
 
-    A speaker's first tokens are only a prompt and keep the recording's mel, as do speakers with less than a window.
+    A speaker's first `PROMPT_TOKENS` tokens, or all if a window needs more than he has, keep the recording's mel.
     """
     corpus = Corpus.open(corpus_folder)
     speech = SpeakerMajor.load(corpus, config.mel, device)
@@ -38,7 +38,7 @@ def write_flow_mels(corpus_folder: Path, flow: Flow, config: ModelConfig, out: P
 
 
 def window_starts(corpus: Corpus) -> NDArray[np.int64]:
-    """First tokens of the windows, ordered by speaker; they cover all tokens of a speaker but the first prompt."""
+    """Return the windows' first tokens, ordered by speaker. Each token after the first prompt gets a generated mel."""
     sizes = np.bincount(np.repeat(corpus.speaker, np.diff(corpus.start)), minlength=len(corpus.speakers))
     ends = np.cumsum(sizes)
     starts: list[int] = []
@@ -50,7 +50,7 @@ def window_starts(corpus: Corpus) -> NDArray[np.int64]:
 
 @torch.inference_mode()
 def flow_mels(flow: Flow, speech: SpeakerMajor, starts: NDArray[np.int64]) -> Tensor:
-    """Mel of all tokens, ordered by speaker: float16 [tokens · 2, bins]."""
+    """Generate the mel of all tokens, ordered by speaker: float16 [tokens · 2, bins]. starts: from `window_starts`."""
     device, config = speech.mels.device, flow.config
     made, prompt = speech.mels.clone(), PROMPT_TOKENS * MELS_PER_TOKEN
     schedule = FlowSchedule.euler(flow.estimator, config.num_steps)

@@ -1,7 +1,7 @@
-"""Writes layers of torch as an ONNX graph, with the weights kept in 16 bit.
+"""Writes torch layers as an ONNX graph, with the weights in float16.
 
-The graph computes in float32: a Cast converts each weight, and ONNX Runtime folds the Cast away when it loads the file.
-The file computes the same as torch does with weights that `round_to_half` has rounded.
+The graph computes in float32: a Cast node converts each weight, and ONNX Runtime does this once when it loads the file.
+The graph computes the same as a torch module whose weights `round_to_half` has rounded.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class Graph:
         return output
 
     def constant(self, value: Sequence[float] | NDArray[np.generic] | float | int, dtype: str = "float32") -> str:
-        """A constant of any shape: float32, int32 or int64."""
+        """Add a constant of any shape: float32, int32 or int64."""
         return self._keep(np.asarray(value, dtype))
 
     def weight(self, tensor: Tensor) -> str:
-        """A weight, stored in float16 and cast to float32."""
+        """Add a weight, stored in float16 and cast to float32."""
         stored = self._keep(tensor.detach().cpu().half().numpy())
         return self.op("Cast", stored, to=FLOAT)
 
     def linear(self, x: str, layer: nn.Linear) -> str:
-        """x: [.., inputs]  →  [.., outputs]."""
+        """Add a linear layer. x: [.., inputs]  →  [.., outputs]."""
         product = self.op("MatMul", x, self.weight(layer.weight.T))
         return product if layer.bias is None else self.op("Add", product, self.weight(layer.bias))
 
     def conv(self, x: str, layer: nn.Conv1d) -> str:
-        """x: [1, inputs, time]  →  [1, outputs, time / stride]; padded with zeros at both ends."""
+        """Add a convolution. x: [1, inputs, time], padded with zeros at both ends  →  [1, outputs, time / stride]."""
         assert not isinstance(layer.padding, str)
         (stride,), (dilation,), (padding,) = layer.stride, layer.dilation, layer.padding
         weights = [self.weight(layer.weight)] + ([] if layer.bias is None else [self.weight(layer.bias)])
@@ -61,7 +61,7 @@ class Graph:
         )
 
     def layer_norm(self, x: str, layer: nn.LayerNorm) -> str:
-        """x: [1, time, size], normalised over the last dimension."""
+        """Add a normalisation of x [1, time, size] over its last dimension."""
         centred = self.op("Sub", x, self.op("ReduceMean", x, axes=[2]))
         variance = self.op("ReduceMean", self.op("Mul", centred, centred), axes=[2])
         deviation = self.op("Sqrt", self.op("Add", variance, self.constant(layer.eps)))
@@ -69,7 +69,7 @@ class Graph:
         return self.op("Add", scaled, self.weight(layer.bias))
 
     def gelu(self, x: str) -> str:
-        """x · Φ(x), exactly (arXiv:1606.08415)."""
+        """Add the exact GELU, x · Φ(x) (arXiv:1606.08415)."""
         error = self.op("Erf", self.op("Mul", x, self.constant(math.sqrt(0.5))))
         doubled = self.op("Mul", x, self.op("Add", error, self.constant(1.0)))
         return self.op("Mul", doubled, self.constant(0.5))

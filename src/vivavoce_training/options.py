@@ -42,7 +42,7 @@ SCHEDULE = "Length of the whole training in seconds."
 
 @dataclass(frozen=True)
 class Training:
-    """The options that training the language model, the flow and the vocoder have in common."""
+    """Options of all commands that train the language model, the flow or the vocoder."""
 
     corpus: Path = CORPUS
     out: Path = OUT
@@ -62,14 +62,14 @@ class Training:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of this name; InvalidRequest: this machine does not have it."""
+    """Return the device of this name; InvalidRequest: this machine does not have it."""
     from vivavoce.frontend.model_choice import choose_device
 
     return choose_device(name)
 
 
 def folder_of(model: str | Path) -> Path:
-    """The folder of a model, by its name or path; errors as in `model_folder`. UnsupportedModel: CosyVoice 1."""
+    """Find a model's folder by its name or path; errors as in `model_folder`. UnsupportedModel: CosyVoice 1."""
     from vivavoce.frontend.model_choice import model_folder
     from vivavoce_training.weights import trainable
 
@@ -77,7 +77,7 @@ def folder_of(model: str | Path) -> Path:
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """The corpus of a folder; InvalidRequest: the folder is not a corpus."""
+    """Open a corpus; InvalidRequest: the folder is not a corpus."""
     from vivavoce_training.data.store import Corpus
 
     try:
@@ -91,7 +91,7 @@ def open_corpus(folder: Path) -> Corpus:
 
 @contextmanager
 def mendable() -> Iterator[None]:
-    """Turn a `ValueError`, as about a corpus that is too small, into an `InvalidRequest`."""
+    """Turn a `ValueError` into an `InvalidRequest`: the user can mend its cause, such as a corpus that is too small."""
     try:
         yield
     except ValueError as error:
@@ -110,7 +110,7 @@ def train_encoder(
     hours: float,
     others: Path | None,
 ) -> None:
-    """Train the speech tokenizer or the speaker encoder, or continue; export it, and run it on the corpora."""
+    """Call `train`, which trains the speech tokenizer or speaker encoder, exports it, and runs it on the corpora."""
     from vivavoce_training.loop import Budget
 
     on, budget = device_of(device), Budget(seconds=seconds)

@@ -72,7 +72,7 @@ SUFFIXES = frozenset({".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav"})
 
 
 class Recording(NamedTuple):
-    """An audio file and its speaker; the transcript is in `name.txt` beside the file."""
+    """An audio file and its speaker. The transcript of `name.wav` is in `name.txt` beside it."""
 
     audio: Path
     speaker: str
@@ -84,7 +84,7 @@ class Skipped(NamedTuple):
 
 
 def find_recordings(folder: Path) -> list[Recording]:
-    """Audio files of the folder and its subfolders, in the order of their names; InvalidRequest: none was found.
+    """Find the audio files in a folder and its subfolders, in the order of their names; InvalidRequest: there are none.
 
     A subfolder's name is the speaker's name; files directly in `folder` belong to a speaker named after it.
     """
@@ -133,7 +133,7 @@ def prepare(recordings: Sequence[Recording], model: Path, folder: Path) -> tuple
 
 
 def _heard(path: Path, front_end: FrontEnd) -> tuple[Utterance, NDArray[np.int16], NDArray[np.float16]]:
-    """A recording with its tokens and its embedding [192]; InvalidAudio: it cannot be used."""
+    """Read a recording, and compute its tokens and its embedding [192]. InvalidAudio: it cannot be used."""
     decoded = decode_audio(path, field=path.name, max_seconds=MAX_SECONDS)
     check_reference(decoded, field=path.name)
     wave = resample_sinc(decoded.samples, decoded.sample_rate, SAMPLE_RATE)
@@ -152,7 +152,7 @@ def _heard(path: Path, front_end: FrontEnd) -> tuple[Utterance, NDArray[np.int16
 
 
 def _transcript(path: Path, front_end: FrontEnd) -> str:
-    """The transcript on one line; InvalidText: the file is missing, is not UTF-8, or has a system prompt."""
+    """Read the transcript as one line. InvalidText: the file is missing, is not UTF-8, or has a system prompt."""
     try:
         text = " ".join(path.read_text(encoding="utf-8-sig").split())
     except FileNotFoundError:

@@ -35,7 +35,7 @@ def write_measures(part: str, folder: Path, measures: Mapping[str, Mapping[str, 
 
 
 class Record:
-    """The log of one part, `folder/part.log.jsonl`, to which a later run appends, and its curves, `folder/part.png`."""
+    """Writes the log of one part, `folder/part.log.jsonl` (a later run appends), and its curves, `folder/part.png`."""
 
     def __init__(self, folder: Path, part: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class Record:
                 self._sums[name], self._counts[name] = value.clone(), 1
 
     def flush(self, step: int, seconds: float, rate: float, steps_per_s: float) -> None:
-        """Write the means of the values since the last line of the log."""
+        """Write the means of the values that were added since the last line of the log."""
         import torch
 
         means = {name: round(float(total) / self._counts[name], 5) for name, total in self._sums.items()}

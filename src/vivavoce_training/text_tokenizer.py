@@ -1,8 +1,8 @@
-"""Learns the mini model's text tokenizer from the training texts: files as Qwen2's, with few merges.
+"""Learns the mini model's text tokenizer from the training texts. Its files are like Qwen2's, with fewer merges.
 
-The vocabulary is small because every id costs a row of the embedding. Single bytes would be too many text tokens: an
-utterance needs at least two speech tokens per text token, the minimum of the official decoding, and about three if its
-text arrives in pieces (5 text tokens to 15 speech tokens).
+The vocabulary is small because every id costs a row of the embedding. But a token of a single byte would be too short:
+an utterance needs at least two speech tokens per text token, the minimum of the official decoding, and about three if
+its text arrives in pieces (5 text tokens to 15 speech tokens).
 """
 
 from __future__ import annotations

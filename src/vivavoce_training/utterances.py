@@ -19,30 +19,30 @@ from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMP
 
 
 def uniform(like: Tensor, low: float, high: float) -> Tensor:
-    """A random number in [low, high) for each row of `like`: [batch, 1, 1]."""
+    """Draw a number in [low, high) for each row of `like`: [batch, 1, 1]."""
     return low + (high - low) * torch.rand(len(like), 1, 1, device=like.device)
 
 
 def chance(like: Tensor, share: float) -> Tensor:
-    """True for a random `share` of the rows of `like`: [batch, 1, 1] bool."""
+    """Draw True with the probability `share` for each row of `like`: [batch, 1, 1] bool."""
     return torch.rand(len(like), 1, 1, device=like.device) < share
 
 
 def positions(starts: Tensor, tokens: int, per_token: int) -> Tensor:
-    """starts: [batch] tokens  →  [batch, tokens · per_token] indices into an array of `per_token` values a token."""
+    """Return indices [batch, tokens · per_token] of crops at tokens `starts` [batch]. per_token: values in a token."""
     return starts[:, None] * per_token + torch.arange(tokens * per_token, device=starts.device)
 
 
 HEARD_RATE = 16_000
 HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE  # Samples of a token at 16 kHz.
-BATCH_TOKENS = 45_000  # Most tokens in a batch of an extraction: half an hour of audio.
+BATCH_TOKENS = 45_000  # Most tokens in a batch when a whole corpus is encoded: half an hour of audio.
 MEL_BATCH_TOKENS = 25 * 600
 
 
 def evenly_by_speaker(corpus: Corpus, hours: float, allowed: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """Indices of utterances of about `hours`, or of all if there are fewer, evenly by speaker, ordered by speaker.
+    """Choose utterances of about `hours`, or all if there are fewer, with equal shares of the speakers.
 
-    allowed: [utterances], True for those that may be taken; None: all.
+    allowed: [utterances], True for utterances that may be chosen; None: all  →  indices, ordered by speaker.
     """
     order: NDArray[np.int64] = np.argsort(corpus.speaker, kind="stable")
     if allowed is not None:
@@ -58,7 +58,7 @@ def evenly_by_speaker(corpus: Corpus, hours: float, allowed: NDArray[np.bool_] |
 
 
 def held_out(corpus: Corpus, every: int = 40) -> NDArray[np.bool_]:
-    """[utterances]: True for a random 1 in `every`, kept out of training for validation."""
+    """Choose the utterances for validation: [utterances], True for a random 1 in `every`."""
     kept = np.zeros(len(corpus), np.bool_)
     kept[np.random.default_rng(0).permutation(len(corpus))[: len(corpus) // every]] = True
     return kept
@@ -79,7 +79,7 @@ class Split:
 
     @classmethod
     def open(cls, folder: Path, others: Path | None, hours: float) -> Split:
-        """A split that trains on `hours` of the corpus in `folder`, and validates on the one in `others`, if given."""
+        """Split the corpus in `folder`, or train on it and validate on the corpus in `others`. hours: for training."""
         corpus = Corpus.open(folder)
         if others is not None:
             unseen = Corpus.open(others)
@@ -89,14 +89,14 @@ class Split:
 
     @property
     def corpora(self) -> dict[str, Corpus]:
-        """Name in the measures → corpus, for each corpus on which the trained encoder is run."""
+        """The corpora on which the trained encoder runs, by their names in the measures."""
         return {"corpus": self.corpus} | ({} if self.unseen is None else {"others": self.unseen})
 
 
 def equal_length_batches(
     corpus: Corpus, utterances: NDArray[np.int64], batch_tokens: int = BATCH_TOKENS
 ) -> Iterator[NDArray[np.int64]]:
-    """Batches of positions in `utterances`, of one length, with up to `batch_tokens` tokens, or one utterance."""
+    """Yield batches of indices into `utterances`, of one length, with up to `batch_tokens` tokens or one utterance."""
     lengths = np.diff(corpus.start)[utterances]
     order: NDArray[np.int64] = np.argsort(lengths, kind="stable")
     for group in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
@@ -106,23 +106,23 @@ def equal_length_batches(
 
 
 def waves(corpus: Corpus, batch: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Samples [batch, tokens · 960], float32 at 24 kHz, of utterances of one length."""
+    """Load samples [batch, tokens · 960], float32 at 24 kHz, of utterances of one length."""
     starts, ends = corpus.start[batch], corpus.start[batch + 1]
-    # Slices, not one index array: indexing a mapped file sample by sample takes longer than all the rest.
+    # Use slices, not one index array: indexing a mapped file sample by sample takes longer than all other work.
     rows = [corpus.wav[a * TOKEN_SAMPLES : b * TOKEN_SAMPLES] for a, b in zip(starts, ends, strict=True)]
     return torch.from_numpy(np.stack(rows)).to(device).float() / 32768
 
 
 def heard(corpus: Corpus, batch: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Samples [batch, tokens · 640], float32 at 16 kHz, of utterances of one length.
+    """Load samples [batch, tokens · 640], float32 at 16 kHz, of utterances of one length.
 
-    Resampled as prompts are; with `exact_float32` the values are the same on all devices.
+    They are resampled like prompts. Within `exact_float32`, the values are the same on all devices.
     """
     return resample_sinc(waves(corpus, batch, device), SAMPLE_RATE, HEARD_RATE)
 
 
 def heard_alone(corpus: Corpus, utterance: int) -> Tensor:
-    """Samples [tokens · 640] of one utterance at 16 kHz, on the CPU."""
+    """Load samples [tokens · 640] of one utterance at 16 kHz, on the CPU."""
     return heard(corpus, np.array([utterance]), torch.device("cpu"))[0]
 
 
@@ -146,7 +146,7 @@ def by_token(
 
 
 def mels_of(corpus: Corpus, config: MelConfig, device: torch.device) -> Tensor:
-    """Mel of every utterance, each computed alone: [tokens · 2, bins] float16 on the device."""
+    """Compute every utterance's mel: [tokens · 2, bins] float16 on the device. Other utterances do not change it."""
     mels = torch.empty(corpus.num_tokens * MELS_PER_TOKEN, config.num_bins, dtype=torch.float16, device=device)
     for batch in equal_length_batches(corpus, np.arange(len(corpus)), MEL_BATCH_TOKENS):
         made = prompt_mel(waves(corpus, batch, device), config)
@@ -157,9 +157,9 @@ def mels_of(corpus: Corpus, config: MelConfig, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Speakers:
-    """Each speaker's range in utterances that are joined in the order of speakers; on one device.
+    """The speakers' ranges in joined utterances, which are ordered by speaker; on one device.
 
-    index: int64 [n], into the corpus's speakers; first, last: int64 [n], its range in tokens or samples.
+    index: int64 [n], into the corpus's speakers; first, last: int64 [n], range [first, last) in tokens or samples.
     """
 
     index: Tensor
@@ -167,14 +167,14 @@ class Speakers:
     last: Tensor
 
     def draw(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
-        """Random starts of crops of `length`, each within one speaker, and the speakers' indices: int64 [batch] both.
+        """Draw starts of crops of `length`, each within one speaker, and the speakers' indices: int64 [batch] both.
 
         All speakers are equally likely. The host does not wait for the device.
         """
         device = self.index.device
         row = torch.randint(len(self.index), (batch,), device=device)
         room = self.last[row] - self.first[row] - length + 1
-        # In float64: float32 cannot address each single sample of more than 17 minutes.
+        # Draw in float64, because float32 cannot address each single sample of more than 17 minutes.
         offset = (torch.rand(batch, dtype=torch.float64, device=device) * room).long()
         return self.first[row] + offset, self.index[row]
 
@@ -182,9 +182,9 @@ class Speakers:
 def find_speakers(
     corpus: Corpus, utterances: NDArray[np.int64], longest: int, device: torch.device, per_token: int = 1
 ) -> Speakers:
-    """The speakers of `utterances`, which are ordered by speaker, that have at least `longest` tokens.
+    """Find the speakers with at least `longest` tokens in `utterances`, which are ordered by speaker.
 
-    per_token: units in a token, in which the ranges are given; ValueError: every speaker has fewer tokens.
+    per_token: factor on the ranges, 1 for ranges in tokens; ValueError: every speaker has fewer tokens.
     """
     placed = placed_tokens(corpus, utterances)
     speaker = corpus.speaker[utterances]
@@ -198,7 +198,7 @@ def find_speakers(
 
 
 def placed_tokens(corpus: Corpus, utterances: NDArray[np.int64]) -> NDArray[np.int64]:
-    """First token of each of `utterances` when they are joined in this order, and the end: [n + 1]."""
+    """Return the first token of each of `utterances` when they are joined in this order, then the end: [n + 1]."""
     return np.concatenate(([0], np.cumsum(np.diff(corpus.start)[utterances])))
 
 
@@ -215,7 +215,7 @@ def exact_float32() -> Iterator[None]:
 
 
 def steps_in(folder: Path, part: str) -> int:
-    """Steps that a training has taken. A later piece adds them to its seed, so that it draws other batches."""
+    """Return the steps that a training has taken. A later piece adds them to its seed, to draw other batches."""
     state = folder / f"{part}.state.pt"
     if not state.is_file():
         return 0

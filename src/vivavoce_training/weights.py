@@ -31,7 +31,7 @@ def trainable(folder: Path) -> Path:
 
 
 def sizes_of(init: Path | None, settings: Path | None) -> tuple[Path, ModelConfig]:
-    """The folder whose settings a training uses, and the configuration that they give.
+    """Return the folder of settings that a training uses, and the configuration that they give.
 
     init: folder of the model to start from; settings: folder for a new model, None: mini's. Errors as in `read_config`;
     InvalidRequest: both are given; UnsupportedModel: as in `trainable`.
@@ -45,7 +45,7 @@ def sizes_of(init: Path | None, settings: Path | None) -> tuple[Path, ModelConfi
 
 
 def text_ids(settings: Path, config: ModelConfig) -> tuple[Callable[[str], Sequence[int]], Sequence[int]]:
-    """The function of a folder's tokenizer that encodes texts, and the ids of the model's system prompt, if it has one.
+    """Return the tokenizer's function that encodes texts, and the ids of the model's system prompt, if it has one.
 
     CheckpointError: the language model has fewer ids than the tokenizer.
     """
@@ -60,18 +60,18 @@ def text_ids(settings: Path, config: ModelConfig) -> tuple[Callable[[str], Seque
 MINI = Path(__file__).parent / "mini"  # the files of the mini model's folder that are not trained
 SPEECH_TOKENIZER = speech_tokenizer_of(Generation.V2)
 """File name of the trained speech tokenizer; CosyVoice3's has another name and the same interface."""
-MINI_UP_BLOCKS = 2  # Conformer blocks after the upsampling; a checkpoint's parameter names tell its number.
+MINI_UP_BLOCKS = 2  # Conformer blocks after the upsampling; a checkpoint tells this number by parameter names.
 _WITHOUT_WEIGHT_NORM = ("source.", "source_downs.", "f0.out.")  # Without weight norm in the official vocoder.
 _NORM = ".parametrizations.weight.original"
 
 
 def new_config(settings: Path = MINI) -> ModelConfig:
-    """Sizes of a model without weights, by its settings files; errors as in `read_config`."""
+    """Read the sizes of a model without weights from its settings files; errors as in `read_config`."""
     return read_config(settings, [f"encoder.up_encoders.{block}.norm_ff.weight" for block in range(MINI_UP_BLOCKS)])
 
 
 def checkpoint_config(folder: Path) -> ModelConfig:
-    """Sizes of a checkpoint in the official layout; errors as in `read_config`."""
+    """Read the sizes of a checkpoint in the official layout; errors as in `read_config`."""
     return read_config(folder, read_tensors(find_part(folder, "flow")))
 
 
@@ -111,10 +111,10 @@ def save_part(folder: Path, state: Mapping[str, Tensor], part: NetworkPart) -> P
 
 
 def official_state(state: Mapping[str, Tensor], part: NetworkPart) -> dict[str, Tensor]:
-    """Our parameters under official names and in official form, in float16; at these sizes no weight overflows.
+    """Convert our parameters to official names and the official form, in float16, which no trained weight exceeds.
 
     A vocoder's convolution becomes weight norm's pair: original1 is the weight itself, original0 its norm over all
-    dimensions but the first (arXiv:1602.07868). The norms stay float32, as rounding them would scale whole rows.
+    dimensions but the first (arXiv:1602.07868). Norms stay float32, because rounding a norm would scale a whole row.
     """
     official: dict[str, Tensor] = {}
     for own, tensor in state.items():
@@ -134,7 +134,7 @@ FIRST_PITCH_HZ = 100.0
 
 
 def initialise(model: HiFT | CausalHiFT) -> None:
-    """Change PyTorch's initial weights: a quiet output, and a pitch predictor whose outputs are around 100 Hz."""
+    """Change PyTorch's initial weights, so that the output is quiet and the predicted pitch is around 100 Hz."""
     bins = model.config.n_fft // 2 + 1
     with torch.no_grad():
         model.conv_post.get_parameter("bias")[:bins] = FIRST_MAGNITUDE

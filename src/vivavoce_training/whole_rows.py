@@ -12,19 +12,19 @@ from vivavoce.models.layers import valid_positions
 
 
 def visible_keys(lengths: Tensor, size: int, chunk: int | None) -> Tensor:
-    """True where a query may attend to a key. With `chunk`, query i attends to its own chunk and earlier ones: to keys
+    """Return where queries may attend to keys. With `chunk`, query i attends to its own chunk and earlier chunks: keys
     j < (i // chunk + 1) · chunk. lengths: [batch] int → [batch, 1, size or 1 queries, size keys] bool."""
     keys = valid_positions(lengths, size)[:, None, None, :]
     if chunk is None:
         return keys
     position = torch.arange(size, device=lengths.device)
     chunk_end = (position // chunk + 1) * chunk
-    # Padding queries attend to their row's keys, too, because attention without any key gives NaN.
+    # Let padding queries attend to their row's keys, too, because attention without any key gives NaN.
     return keys & (position[None, :] < chunk_end[:, None])
 
 
 def encode(flow: Flow, tokens: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-    """`encode_embedded` for tokens [batch, tokens], int64."""
+    """Look up tokens [batch, tokens] int64, and run `encode_embedded` on them."""
     return encode_embedded(flow.encoder, flow.token_embedding(tokens.clamp(min=0)), lengths, final, chunked)
 
 
