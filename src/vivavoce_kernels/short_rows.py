@@ -77,8 +77,8 @@ class Evaluation(NamedTuple):
 class ShortLevels:
     """Levels of a U-Net with 256 channels and eight heads; either all levels have a resnet block, or none has.
 
-    levels: in their blocks, layers after a norm include the norm's weight and bias (`Linear.behind`). first: index of
-    the first of them in the network; every level of the network has the same number of blocks.
+    levels: in their blocks, layers after a norm include the norm's weight and bias (`Linear.behind`). first: number of
+    levels before them in the network; every level of the network has the same number of blocks.
     """
 
     SIZES = (256, 8, HEAD)

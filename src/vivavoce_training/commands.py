@@ -251,8 +251,8 @@ def pack(
         raise InvalidRequest(f"parts: {parts} holds none of {', '.join(PARTS)}; train one first")
     if out.exists():
         raise InvalidRequest(f"out: {out} exists already; name a new folder")
-    # Other files of a tuned part hold the old weights: safetensors, which would be loaded first, variants, and exports
-    # for other programs.
+    # Do not copy other files of a tuned part, because they have the old weights: safetensors, which would be loaded
+    # first, variants, and exports for other programs.
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns(*(f"{Path(name).stem}.*" for name in tuned)))
     for name in tuned:
         shutil.copyfile(parts / name, out / name)
@@ -479,7 +479,7 @@ def record_test_set(
 
 
 def _recorder(folder: Path, device: str) -> Record:
-    """The teacher's function that records a text; a sentence takes some seconds on a CPU."""
+    """Return the teacher's function that records a text; a sentence takes some seconds on a CPU."""
     from vivavoce_training.data.kokoro.teacher import Teacher as Voices
 
     return Voices.open(folder, device_of(device)).recording

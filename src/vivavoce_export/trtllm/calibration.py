@@ -26,8 +26,8 @@ from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 Change = Callable[[Tensor], Tensor]
 """Rounds a tensor to the int8 values that an engine would use, and keeps the shape."""
 LayerEffects = tuple[Mapping[str, Change], Change | None]
-"""Functions that round a layer's activations as an engine does: one for the inputs [..., inputs] of each matrix, by its
-Hugging Face name within the layer, and one for keys and values [..., head_dim]."""
+"""Functions that round a layer's activations as an engine does: for each matrix, by its Hugging Face name within the
+layer, a function of its inputs [..., inputs]; and a function of keys and values [..., head_dim], or None."""
 _TEXT, _SPEECH, _IDS = "text_ids", "speech_ids", "ids"
 _RANDOM_PROMPTS, _RANDOM_LENGTH = 4, 64
 _WITHOUT_ROUNDING = "calibration computes in it; give recorded ranges, or leave out the options that calibrate"

@@ -109,7 +109,7 @@ def convert_layer(
 
     def put(name: str, pieces: Sequence[Tensor]) -> None:
         for tensors, piece in zip(tensors_by_rank, pieces, strict=True):
-            tensors.setdefault(name, piece)  # the input scale of `mlp.gate` is that of `mlp.fc`; it is stored once
+            tensors.setdefault(name, piece)  # `mlp.fc` and `mlp.gate` share an input scale, which is stored once
 
     smoothing: dict[str, Tensor] = {}
     if alpha is not None:

@@ -35,8 +35,8 @@ AGREEMENT_WEIGHT = 2.0
 class SpeakerStep(TrainingStep):
     """A training step of the speaker encoder; each variant is a length of crops.
 
-    The encoder gets each crop twice, as it is and degraded. It learns to identify the speaker from either, and to give
-    both embeddings the same direction.
+    The encoder gets each crop twice, as it is and degraded. It learns to identify the speaker from both versions, and
+    to give both embeddings the same direction.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ FLOOR = math.log(1e-5)  # the lowest value of the mel, see `prompt_mel`
 
 
 def augment(crop: Crop) -> Crop:
-    """Make some crops quieter, in wave and mel alike; then blur some crops' mel, and add noise to some crops' mel."""
+    """Make some crops quieter, both wave and mel; then blur some crops' mel, and add noise to some crops' mel."""
     mel = crop.mel
     gain = _some(mel, GAIN_SHARE) * LOWEST_GAIN
     mel = (mel + gain).clamp(min=FLOOR)

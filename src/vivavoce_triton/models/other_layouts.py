@@ -142,8 +142,8 @@ class Token2WavDit:
     """`Token2Wav` whose voice comes from `reference_wav` and `reference_wav_len`, or from the prompt tensors.
 
     A request that has the input `finalize`, true or false, is one step of a stream; the steps of a stream have the same
-    request id. A step brings only the tokens that were not spoken yet. The first of these were the lookahead of the
-    previous step. `audio_tokenizer` and `speaker_embedding` encode recordings.
+    request id. A step has only the tokens that were not spoken yet. It begins with the previous step's lookahead.
+    `audio_tokenizer` and `speaker_embedding` encode recordings.
     """
 
     @staticmethod

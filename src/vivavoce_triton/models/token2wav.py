@@ -240,9 +240,9 @@ class Token2Wav:
     Tokens are merged ids. The prompt tensors give the voice (without them: `default`); `seed` and `speed` are [1, 1].
 
     A request with `token_offset` and `finalize` is a step of the stream with its request id. It has all tokens so far
-    and the number of tokens spoken before. Its response has the audio of the other tokens, without the lookahead and
-    the last 160 ms, which come with the next step. The first step sets voice, seed and speed; later steps may omit
-    them. A true `finalize` ends the stream, or cancels it if there are no tokens. A refused request changes nothing.
+    and the number of tokens spoken before. Its response has the audio of the new tokens, except the lookahead and the
+    last 160 ms, which the next step returns. The first step sets voice, seed and speed; later steps may omit them. A
+    true `finalize` ends the stream, or cancels it if there are no tokens. A refused request changes nothing.
 
     engine: has a flow and a vocoder; `close` closes it. It must admit every stream, as clients set the pace. text_size:
     first merged id of speech. default: voice of requests without a voice, or None to refuse them. extract: see

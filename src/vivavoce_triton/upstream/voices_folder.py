@@ -71,8 +71,8 @@ class VoicesFolder:
         return [*found.values(), *self._rules.alias_summaries(found, found)]
 
     def find(self, name: str | None) -> tuple[Samples, str] | None:
-        """Return a voice's recording, [n] float32 at 16 kHz, and its transcript. If there is no such recording, but
-        `name` stands for the server's default voice, like None, return None.
+        """Return a voice's recording, [n] float32 at 16 kHz, and its transcript; None if there is no such recording,
+        and `name` is None or another name of the server's default voice.
 
         VoiceNotFound: the name is unknown; the error lists the known names. InvalidAudio: the recording cannot be used.
         """
