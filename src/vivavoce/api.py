@@ -288,7 +288,7 @@ class Vivavoce:
                 searches for the attention heads that follow the text.
             guard: detect speech that deviates from its text (repeats, skips, loops, ends early), and speak that part
                 again with another seed; `Speech.delivery` reports it. None: only for the model mini.
-            flow_steps: official (ten Euler steps) or fast (three midpoint steps, three fifths of the flow's work);
+            flow_steps: official (ten Euler steps, or as many as the model's card says) or fast (three midpoint steps);
                 None: as the engine's settings say. CosyVoice 1 has only official steps.
             adapter: name of a loaded LoRA adapter of the language model (`load_adapter`); "none": no adapter; None: the
                 adapter that the voice names, if any.

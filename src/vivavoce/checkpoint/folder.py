@@ -66,7 +66,7 @@ class ModelCard:
     guarded: bool = False
     """The default of the option `guard`: true for models on which the guard's false alarms were measured."""
     flow_steps: int | None = None
-    """Number of Euler steps, for a flow that was distilled to it; None: ten steps, as in the official code."""
+    """Number of Euler steps, for a flow that needs no more; None: ten steps, as in the official code."""
     silent: SilentTokens | None = None
     """The model's silent speech tokens; None: those of its generation."""
     voices: Mapping[str, SpeakerCard] = field(default_factory=dict)

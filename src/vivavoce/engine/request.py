@@ -129,7 +129,7 @@ class FlowSteps(Enum):
     """The steps by which the flow's solver goes from noise to mel."""
 
     OFFICIAL = "official"
-    """Ten Euler steps, as in the official code; a model that was distilled to fewer steps uses its own number."""
+    """Ten Euler steps, as in the official code, or the number on the model's card; mini has five."""
     FAST = "fast"
     """Three midpoint steps, which are six evaluations of the network instead of ten."""
 

@@ -95,7 +95,7 @@ _GUARD = "Notice speech that leaves its text, and speak the part again."
 GUARD = Option("guard", _GUARD, bool, default_help="true with the model mini, otherwise false")
 FLOW_STEPS = Option(
     "flow_steps",
-    "How the flow makes the mel: official (ten Euler steps) or fast (three midpoint steps, three fifths of the work).",
+    "How the flow makes the mel: official (ten Euler steps, mini five) or fast (at most six evaluations).",
     choices=("official", "fast"),
     default_help="as the server is set",
 )

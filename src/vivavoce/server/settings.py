@@ -153,7 +153,7 @@ class ModelSection(_Section):
     kernels: bool | None = _unset(True, "--kernels: Use vivavoce's own GPU kernels.  [default: where they are faster]")
     """Use vivavoce's own GPU kernels and CUDA graphs; unset: where they are faster."""
     flow_steps: Literal["official", "fast"] = _setting(
-        "official", "--flow-steps: official (ten Euler steps) or fast (three midpoint steps)."
+        "official", "--flow-steps: official (ten Euler steps, mini five) or fast (three midpoint steps)."
     )
     """Steps of the flow if a request names none: official, or fast (three fifths of the flow's work)."""
     adapters: Annotated[dict[kinds.AdapterName, kinds.FilePath], BeforeValidator(kinds.parse_pairs)] = _setting(
