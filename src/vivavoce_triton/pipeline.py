@@ -230,7 +230,7 @@ class Pipeline:
 
     def start_server(self, log_file: Path | None) -> TritonServer:
         installation, host = find_installation(self.settings.environment, self.say), self.settings.server.host
-        if installation.backends is not None and host not in ("127.0.0.1", "::1", "localhost"):
+        if installation.backends is not None and host not in ("127.0.0.1", "localhost"):
             raise InvalidRequest(
                 f"host: {host} would let others reach the wheel's server, an old release that can be taken over; use "
                 "127.0.0.1, or run in NVIDIA's container"
