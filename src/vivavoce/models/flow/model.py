@@ -77,17 +77,13 @@ class FlowSchedule:
         return cls._of(estimator, [Evaluation(t, dt, dt) for t, dt in time_steps(num_steps)])
 
     @classmethod
-    def midpoint(cls, estimator: Estimator, num_steps: int) -> FlowSchedule:
-        """Return a schedule of the explicit midpoint method (second order), with two evaluations for each step."""
-        halves = [(Evaluation(t, dt / 2, 0.0), Evaluation(t + dt / 2, dt, dt)) for t, dt in time_steps(num_steps)]
-        return cls._of(estimator, [one for pair in halves for one in pair])
-
-    @classmethod
     def fast(cls, estimator: Estimator, num_steps: int) -> FlowSchedule:
-        """Return a schedule of three midpoint steps (six evaluations), or of `num_steps` Euler steps if at most six."""
+        """Return three explicit midpoint steps (six evaluations), or `num_steps` Euler steps if at most six."""
         if num_steps <= 2 * FAST_STEPS:
             return cls.euler(estimator, num_steps)
-        return cls.midpoint(estimator, FAST_STEPS)
+        steps = time_steps(FAST_STEPS)
+        halves = [(Evaluation(t, dt / 2, 0.0), Evaluation(t + dt / 2, dt, dt)) for t, dt in steps]
+        return cls._of(estimator, [one for pair in halves for one in pair])
 
     @classmethod
     def _of(cls, estimator: Estimator, evaluations: list[Evaluation]) -> FlowSchedule:
