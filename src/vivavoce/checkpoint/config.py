@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Annotated, NamedTuple
@@ -82,7 +82,7 @@ class Vocabulary:
     eos: int
     fill: int
     masked_before_minimum: int
-    silent: SilentTokens = SilentTokens()
+    silent: SilentTokens = field(default=SilentTokens(), repr=False)  # the text is hashed to identify the network
 
     @property
     def has_own_controls(self) -> bool:

@@ -158,7 +158,7 @@ def test_samples_files_and_drops_fill_the_text(world: World) -> None:
     page.get_by_label("Open a text file").set_input_files([story])
     expect(page.get_by_label("Text", exact=True)).to_have_value("Übermut tut gut.")
     page.get_by_label("Open a text file").set_input_files([{**story, "buffer": b"\xff\xfe\x00"}])
-    expect(page.get_by_role("alert")).to_contain_text("“story.txt” is no text")
+    expect(page.get_by_role("alert")).to_contain_text("“story.txt” is not a text")
     page.evaluate("""() => {
         const dataTransfer = new DataTransfer();
         dataTransfer.items.add(new File(["Dropped."], "dropped.txt"));
